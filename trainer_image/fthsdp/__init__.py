@@ -1,0 +1,1 @@
+"""Fault-tolerant HSDP: what runs inside the pods."""

@@ -1,0 +1,297 @@
+"""How two processes of a job talk: frames, and the handshake that opens every connection.
+
+A frame is a 4-byte big-endian length and that many bytes of UTF-8 JSON. Nothing from the network is unpickled or
+evaluated. The handshake proves on both sides that the other one holds the job's key (HMAC-SHA256 over both nonces and
+over the whole hello, compared in constant time), before anything else is read::
+
+    client → server   hello:     protocol, job, purpose, nonce, and what the purpose needs
+    server → client   challenge: nonce, proof          or   refused: reason
+    client → server   answer:    proof
+    server → client   accepted: true                   or   refused: reason
+
+The state of a handshake is pure (``ClientHandshake``, ``ServerHandshake``); blocking and asyncio connections are thin
+shells around it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import json
+import secrets
+import socket
+import struct
+from collections.abc import Callable
+from typing import Any
+
+from fthsdp.errors import ConnectionLost, Refused, WireError
+
+__all__ = [
+    "PROTOCOL",
+    "ClientHandshake",
+    "Json",
+    "ServerHandshake",
+    "accept_async",
+    "accept_blocking",
+    "encode_frame",
+    "open_async",
+    "open_blocking",
+    "parse_address",
+    "read_frame",
+    "receive_frame",
+    "send_frame",
+]
+
+PROTOCOL = 1
+"""Version of everything on the wire. Both sides must have the same."""
+LARGEST_FRAME = 16 << 20
+"""Bytes. An epoch record of 20 replicas with 8,192 addresses each is about 4 MB."""
+LARGEST_HELLO = 64 << 10
+"""Bytes that somebody without the key can make us hold."""
+_LENGTH = struct.Struct("!I")
+
+Json = dict[str, Any]
+"""A decoded frame."""
+
+
+def encode_frame(message: Json) -> bytes:
+    """Return the bytes of one frame; raises WireError when it is larger than the protocol allows."""
+    body = json.dumps(message, separators=(",", ":")).encode()
+    if len(body) > LARGEST_FRAME:
+        raise WireError(f"a message of {len(body)} bytes is larger than a frame may be ({LARGEST_FRAME})")
+    return _LENGTH.pack(len(body)) + body
+
+
+def _decode(body: bytes) -> Json:
+    try:
+        message = json.loads(body)
+    except ValueError as error:
+        raise WireError(f"a frame holds no JSON: {error}") from error
+    if not isinstance(message, dict):
+        raise WireError(f"a frame holds a {type(message).__name__}, not an object")
+    return message
+
+
+def _checked_length(header: bytes, largest: int) -> int:
+    (length,) = _LENGTH.unpack(header)
+    if length > largest:
+        raise WireError(f"a frame of {length} bytes was announced; at most {largest} are allowed here")
+    return int(length)
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """Split ``host:port`` (an IPv6 host in brackets); raises WireError."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise WireError(f"{address!r} is not host:port")
+    return host.strip("[]"), int(port)
+
+
+# --- the handshake itself -------------------------------------------------------------------------------------------
+
+
+def _proof(key: bytes, side: str, hello: Json, server_nonce: str) -> str:
+    text = json.dumps([side, hello, server_nonce], sort_keys=True, separators=(",", ":"))
+    return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
+
+
+def _same(proof: object, expected: str) -> bool:
+    return isinstance(proof, str) and hmac.compare_digest(proof.encode(), expected.encode())
+
+
+class ClientHandshake:
+    """The side that dials. ``details`` tells the server what the purpose needs; they are covered by the proof."""
+
+    def __init__(self, key: bytes, *, job: str, purpose: str, details: Json | None = None) -> None:
+        self._key = key
+        self.hello: Json = {
+            **(details or {}),
+            "protocol": PROTOCOL,
+            "job": job,
+            "purpose": purpose,
+            "nonce": secrets.token_hex(16),
+        }
+
+    def answer(self, challenge: Json) -> Json:
+        """Check the server's proof and return ours; raises Refused."""
+        _raise_if_refused(challenge)
+        nonce = challenge.get("nonce")
+        if not isinstance(nonce, str) or not _same(
+            challenge.get("proof"), _proof(self._key, "server", self.hello, nonce)
+        ):
+            raise Refused("the server does not hold this job's key")
+        return {"proof": _proof(self._key, "client", self.hello, nonce)}
+
+    def finish(self, accepted: Json) -> None:
+        """Raise Refused unless the server accepted."""
+        _raise_if_refused(accepted)
+        if accepted.get("accepted") is not True:
+            raise WireError(f"a handshake ended with {accepted!r}")
+
+
+class ServerHandshake:
+    """The side that is dialled. ``judge`` gets the proven hello and raises Refused to turn it away."""
+
+    def __init__(self, key: bytes, *, job: str, judge: Callable[[Json], None] = lambda hello: None) -> None:
+        self._key = key
+        self._job = job
+        self._judge = judge
+        self._nonce = secrets.token_hex(16)
+        self.hello: Json = {}
+
+    def challenge(self, hello: Json) -> Json:
+        """Check what needs no key and return the challenge; raises Refused."""
+        if hello.get("protocol") != PROTOCOL:
+            raise Refused(f"protocol version {hello.get('protocol')!r} is not {PROTOCOL}: use the same fthsdp everywhere")
+        if hello.get("job") != self._job:
+            raise Refused(f"this is job {self._job!r}, not {hello.get('job')!r}")
+        self.hello = hello
+        return {"nonce": self._nonce, "proof": _proof(self._key, "server", hello, self._nonce)}
+
+    def accept(self, answer: Json) -> Json:
+        """Check the client's proof, ask the judge, and return the acceptance; raises Refused."""
+        if not _same(answer.get("proof"), _proof(self._key, "client", self.hello, self._nonce)):
+            raise Refused("wrong job key")
+        self._judge(self.hello)
+        return {"accepted": True}
+
+
+def _raise_if_refused(message: Json) -> None:
+    if "refused" in message:
+        raise Refused(str(message["refused"])[:500])
+
+
+# --- blocking sockets -----------------------------------------------------------------------------------------------
+
+
+def send_frame(sock: socket.socket, message: Json) -> None:
+    """Send one frame on a blocking socket; raises ConnectionLost."""
+    try:
+        sock.sendall(encode_frame(message))
+    except OSError as error:
+        raise ConnectionLost(f"sending failed: {error}") from error
+
+
+def _receive_exactly(sock: socket.socket, count: int) -> bytes:
+    data = bytearray(count)
+    view, done = memoryview(data), 0
+    while done < count:
+        try:
+            got = sock.recv_into(view[done:])
+        except OSError as error:
+            raise ConnectionLost(f"receiving failed: {error}") from error
+        if not got:
+            raise ConnectionLost("the peer closed the connection")
+        done += got
+    return bytes(data)
+
+
+def receive_frame(sock: socket.socket, *, largest: int = LARGEST_FRAME) -> Json:
+    """Receive one frame from a blocking socket; raises ConnectionLost, WireError."""
+    return _decode(_receive_exactly(sock, _checked_length(_receive_exactly(sock, _LENGTH.size), largest)))
+
+
+def open_blocking(
+    address: str, key: bytes, *, job: str, purpose: str, details: Json | None = None, timeout: float
+) -> socket.socket:
+    """Dial ``address`` and shake hands within ``timeout`` seconds; the socket comes back without a timeout.
+
+    Raises ConnectionLost (nobody there, or silent) or Refused.
+    """
+    try:
+        sock = socket.create_connection(parse_address(address), timeout=timeout)
+    except OSError as error:
+        raise ConnectionLost(f"{address}: {error}") from error
+    try:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        handshake = ClientHandshake(key, job=job, purpose=purpose, details=details)
+        send_frame(sock, handshake.hello)
+        send_frame(sock, handshake.answer(receive_frame(sock, largest=LARGEST_HELLO)))
+        handshake.finish(receive_frame(sock, largest=LARGEST_HELLO))
+        sock.settimeout(None)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def accept_blocking(
+    sock: socket.socket,
+    key: bytes,
+    *,
+    job: str,
+    judge: Callable[[Json], None] = lambda hello: None,
+    timeout: float,
+) -> Json:
+    """Shake hands on an accepted connection and return the proven hello; raises Refused, ConnectionLost, WireError.
+
+    Whoever is refused is told why before this raises. The caller closes the socket.
+    """
+    sock.settimeout(timeout)
+    handshake = ServerHandshake(key, job=job, judge=judge)
+    try:
+        send_frame(sock, handshake.challenge(receive_frame(sock, largest=LARGEST_HELLO)))
+        send_frame(sock, handshake.accept(receive_frame(sock, largest=LARGEST_HELLO)))
+    except Refused as refusal:
+        send_frame(sock, {"refused": str(refusal)})
+        raise
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.settimeout(None)
+    return handshake.hello
+
+
+# --- asyncio --------------------------------------------------------------------------------------------------------
+
+
+async def read_frame(reader: asyncio.StreamReader, *, largest: int = LARGEST_FRAME) -> Json:
+    """Read one frame from an asyncio stream; raises ConnectionLost, WireError."""
+    try:
+        length = _checked_length(await reader.readexactly(_LENGTH.size), largest)
+        return _decode(await reader.readexactly(length))
+    except (asyncio.IncompleteReadError, OSError) as error:
+        raise ConnectionLost("the peer closed the connection") from error
+
+
+async def open_async(
+    address: str, key: bytes, *, job: str, purpose: str, details: Json | None = None, timeout: float
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Dial ``address`` and shake hands within ``timeout`` seconds; raises ConnectionLost or Refused."""
+    try:
+        async with asyncio.timeout(timeout):
+            reader, writer = await asyncio.open_connection(*parse_address(address))
+            try:
+                handshake = ClientHandshake(key, job=job, purpose=purpose, details=details)
+                writer.write(encode_frame(handshake.hello))
+                writer.write(encode_frame(handshake.answer(await read_frame(reader, largest=LARGEST_HELLO))))
+                handshake.finish(await read_frame(reader, largest=LARGEST_HELLO))
+            except BaseException:
+                writer.close()
+                raise
+    except (OSError, TimeoutError) as error:
+        raise ConnectionLost(f"{address}: {error or 'no answer'}") from error
+    return reader, writer
+
+
+async def accept_async(
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    key: bytes,
+    *,
+    job: str,
+    judge: Callable[[Json], None] = lambda hello: None,
+    timeout: float,
+) -> Json:
+    """Shake hands on an accepted connection and return the proven hello; raises Refused, ConnectionLost, WireError."""
+    handshake = ServerHandshake(key, job=job, judge=judge)
+    try:
+        async with asyncio.timeout(timeout):
+            writer.write(encode_frame(handshake.challenge(await read_frame(reader, largest=LARGEST_HELLO))))
+            writer.write(encode_frame(handshake.accept(await read_frame(reader, largest=LARGEST_HELLO))))
+            await writer.drain()
+    except Refused as refusal:
+        writer.write(encode_frame({"refused": str(refusal)}))
+        raise
+    except (OSError, TimeoutError) as error:
+        raise ConnectionLost(f"a handshake was not finished within {timeout} s") from error
+    return handshake.hello
