@@ -17,31 +17,25 @@ __all__ = [
     "Announce",
     "Assigned",
     "Break",
-    "Broken",
     "Bye",
-    "Close",
-    "Connected",
     "Cause",
-    "Entered",
+    "Close",
     "EpochRecord",
     "Exited",
-    "Finished",
     "FromCoordinator",
     "Go",
-    "Heartbeat",
     "Hello",
     "Install",
     "JoinRecord",
-    "Leaving",
     "Member",
     "MemberState",
     "Outcome",
-    "Ready",
+    "Recorded",
     "Records",
     "RefusedMember",
     "ReplicaStatus",
-    "Report",
     "Role",
+    "State",
     "Status",
     "StatusRequest",
     "StepRecord",
@@ -122,20 +116,36 @@ class EpochRecord(_Model):
 
 
 class MemberState(_Model):
-    """Where a member stands; what a decision is made from."""
+    """Everything that a decision needs to know of a member.
+
+    A leader sends all of it whenever something in it changes, and once per second. Nothing is an event that could be
+    lost with a connection: what counts is the newest state.
+    """
 
     epoch: int = 0
-    """Newest epoch it has entered; 0 for none."""
+    """Newest epoch that all its ranks have entered; 0 for none."""
+    connected: int = 0
+    """Newest announced epoch whose rings all its ranks have; 0 for none."""
     fence: int = 0
     """It commits nothing in any epoch up to this number."""
     step: int | None = None
-    """Last step applied; None while it has no full state (a shadow)."""
+    """Last step applied; None while it has no full state (a shadow that still downloads or replays)."""
     begun: Assigned | None = None
-    """The step it is in, and under which list that step began."""
+    """The step it is in, and under which list that step began; None between steps and in a shadow."""
     serves: bool = False
     """It holds the reduced gradients of ``step`` (or ``step`` is 0) and can be the source of a roll-forward."""
-    broken: bool = False
-    """Its rings are down: it waits for a decision."""
+    base: int = 0
+    """Epoch at whose beginning the stripes were taken that a shadow downloads or has; 0 for none."""
+    broken: int = 0
+    """Newest epoch of which one of its rings broke; 0 for none."""
+    suspects: tuple[int, ...] = ()
+    """Replicas on the other side of the connections that broke in that epoch."""
+    reason: str = ""
+    """What broke, in words."""
+    leaving: str = ""
+    """Why it asks to leave at the next boundary; empty when it does not."""
+    finished: int | None = None
+    """The last step of the run, once it is final."""
 
 
 # --- records of what happened ---------------------------------------------------------------------------------------
@@ -205,72 +215,19 @@ class Hello(_Model):
     state: MemberState = MemberState()
 
 
-class Heartbeat(_Model):
-    """Once per second: alive, and how far."""
+class State(_Model):
+    """Where the member stands now."""
 
-    kind: Literal["heartbeat"] = "heartbeat"
+    kind: Literal["state"] = "state"
     state: MemberState
-
-
-class Connected(_Model):
-    """All ranks of the replica have their rings of this announced epoch."""
-
-    kind: Literal["connected"] = "connected"
-    epoch: int
-
-
-class Entered(_Model):
-    """All ranks of the replica have begun this epoch, at this step."""
-
-    kind: Literal["entered"] = "entered"
-    epoch: int
-    step: int
-
-
-class Broken(_Model):
-    """A ring of this epoch broke."""
-
-    kind: Literal["broken"] = "broken"
-    epoch: int
-    suspects: tuple[int, ...] = ()
-    """Replicas on the other side of the connections that failed."""
-    reason: str = ""
-
-
-class Report(_Model):
-    """The answer to ``Break``."""
-
-    kind: Literal["report"] = "report"
-    state: MemberState
-
-
-class Ready(_Model):
-    """A shadow has the full state and can become active."""
-
-    kind: Literal["ready"] = "ready"
-    step: int
-
-
-class Leaving(_Model):
-    """The replica asks to leave at a boundary, and stays until then."""
-
-    kind: Literal["leaving"] = "leaving"
-    reason: str
 
 
 class Records(_Model):
-    """Final steps since the last message, and finished joins."""
+    """Final steps and finished joins, oldest first; sent again after a reconnection until ``Recorded`` answers."""
 
     kind: Literal["records"] = "records"
     steps: tuple[StepRecord, ...] = ()
     joins: tuple[JoinRecord, ...] = ()
-
-
-class Finished(_Model):
-    """The last step is final."""
-
-    kind: Literal["finished"] = "finished"
-    step: int
 
 
 # --- coordinator → leader -------------------------------------------------------------------------------------------
@@ -290,8 +247,16 @@ class RefusedMember(_Model):
     reason: str
 
 
+class Recorded(_Model):
+    """These records have arrived: the newest step and the number of joins."""
+
+    kind: Literal["recorded"] = "recorded"
+    step: int
+    joins: int
+
+
 class Announce(_Model):
-    """Connect the rings of this epoch in the background and say ``Connected``."""
+    """Connect the rings of this epoch in the background and say so in ``MemberState.connected``."""
 
     kind: Literal["announce"] = "announce"
     record: EpochRecord
@@ -305,7 +270,7 @@ class Go(_Model):
 
 
 class Break(_Model):
-    """The fence: commit nothing in any epoch up to this number, and report."""
+    """The fence: commit nothing in any epoch up to this number, and answer with a state that has this fence."""
 
     kind: Literal["break"] = "break"
     epoch: int
@@ -376,12 +341,10 @@ class Status(_Model):
 
 
 ToCoordinator = Annotated[
-    Hello | Heartbeat | Connected | Entered | Broken | Report | Ready | Leaving | Records | Finished | Exited
-    | StatusRequest,
-    Field(discriminator="kind"),
+    Hello | State | Records | Exited | StatusRequest, Field(discriminator="kind")
 ]
 FromCoordinator = Annotated[
-    Welcome | RefusedMember | Announce | Go | Break | Install | Close | Bye | Status, Field(discriminator="kind")
+    Welcome | RefusedMember | Recorded | Announce | Go | Break | Install | Close | Bye | Status, Field(discriminator="kind")
 ]
 _to_coordinator: TypeAdapter[ToCoordinator] = TypeAdapter(ToCoordinator)
 _from_coordinator: TypeAdapter[FromCoordinator] = TypeAdapter(FromCoordinator)
