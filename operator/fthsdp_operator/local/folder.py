@@ -1,0 +1,116 @@
+"""The folder of a run: what is in it, and when it may be replaced.
+
+::
+
+    DIR/report.json  DIR/steps.jsonl  DIR/run.png    what happened
+    DIR/logs/POD.log                                  what each pod printed
+    DIR/epoch.json                                    the coordinator's epoch store
+    DIR/private/                                      key and volumes of the pods; gone when the run has ended
+    DIR/.fthsdp-run                                   says that the folder is ours, and is locked while a run uses it
+
+Nothing is deleted that a run has not put there: a folder with other content and without our mark is refused.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from pathlib import Path
+from typing import IO
+
+from fthsdp.errors import ConfigError
+
+__all__ = ["RunFolder"]
+
+_MARK = ".fthsdp-run"
+
+
+class RunFolder:
+    """An exclusively held run folder; close it when the run has ended."""
+
+    def __init__(self, path: Path, lock: IO[str]) -> None:
+        self.path = path
+        self._lock = lock
+
+    @classmethod
+    def claim(cls, path: Path) -> RunFolder:
+        """Create the folder, or empty it when it is an earlier run's; raises ConfigError."""
+        try:
+            path = path.resolve()
+            _refuse_foreign(path)
+            path.mkdir(parents=True, exist_ok=True)
+            lock = _locked(path / _MARK)
+            _clear(path)
+            folder = cls(path, lock)
+            folder.logs.mkdir()
+            folder.private.mkdir(mode=0o700)
+        except OSError as error:
+            raise ConfigError(f"--out {path}: {error.strerror or error}") from error
+        return folder
+
+    @property
+    def logs(self) -> Path:
+        """Where the output of the pods goes."""
+        return self.path / "logs"
+
+    @property
+    def private(self) -> Path:
+        """Readable by this user only."""
+        return self.path / "private"
+
+    @property
+    def epochs(self) -> Path:
+        """The coordinator's epoch store."""
+        return self.path / "epoch.json"
+
+    def volume(self, pod: str) -> Path:
+        """Where the volumes of a pod are."""
+        return self.private / pod
+
+    def fill_volume(self, pod: str, files: dict[str, bytes]) -> None:
+        """Write the files of a pod's volumes, each readable by this user only."""
+        for name, content in files.items():
+            target = self.volume(pod) / name
+            target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if name.endswith("/"):
+                target.mkdir(mode=0o700, exist_ok=True)
+                continue
+            with open(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+                file.write(content)
+
+    def drop_volume(self, pod: str) -> None:
+        """Remove the volumes of a pod that is gone."""
+        shutil.rmtree(self.volume(pod), ignore_errors=True)
+
+    def close(self) -> None:
+        """Remove what was private and let go of the folder."""
+        shutil.rmtree(self.private, ignore_errors=True)
+        self._lock.close()
+
+
+def _refuse_foreign(path: Path) -> None:
+    if path.exists() and not path.is_dir():
+        raise ConfigError(f"--out {path} is a file: name a folder")
+    if path.exists() and any(path.iterdir()) and not (path / _MARK).is_file():
+        raise ConfigError(f"--out {path} holds files that no run of fthsdp made: name a new or an empty folder")
+
+
+def _locked(mark: Path) -> IO[str]:
+    lock = mark.open("a")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        raise ConfigError(f"--out {mark.parent} is in use by another 'fthsdp run'") from None
+    return lock
+
+
+def _clear(path: Path) -> None:
+    for entry in path.iterdir():
+        if entry.name == _MARK:
+            continue
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()

@@ -1,0 +1,34 @@
+"""Ports for processes that listen on this machine."""
+
+from __future__ import annotations
+
+import random
+import socket
+
+from fthsdp.errors import ConfigError
+
+__all__ = ["free_port"]
+
+_FIRST, _LAST = 20_000, 32_000
+"""Below the range from which kernels take the ports of outgoing connections (32768 and up on Linux, 49152 elsewhere),
+so that between the choice and its use nobody gets the port by accident."""
+_TRIES = 200
+
+
+def free_port(taken: set[int], *, host: str = "127.0.0.1") -> int:
+    """Return a port on which nobody listens and that is not in ``taken``; add it there."""
+    for port in random.sample(range(_FIRST, _LAST), _TRIES):
+        if port not in taken and _can_bind(host, port):
+            taken.add(port)
+            return port
+    raise ConfigError(f"no free port of {_FIRST}…{_LAST} on {host}: too much is running on this machine")
+
+
+def _can_bind(host: str, port: int) -> bool:
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind((host, port))
+        except OSError:
+            return False
+    return True
