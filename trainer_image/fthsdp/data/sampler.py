@@ -1,0 +1,120 @@
+"""Deal samples to replicas so that each is trained exactly once, whatever fails, joins or leaves.
+
+Samples are numbered 0, 1, 2, … for the whole run; ``order`` says which item of the dataset a number stands for, another
+permutation in each pass. The state is the same on all replicas and moves only when a step commits: what was dealt to a
+replica that then contributed nothing is returned, and dealt again before anything new.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fthsdp.errors import WireError
+from fthsdp.ranges import Range, subtract, union
+
+__all__ = ["Assignment", "SamplerState", "assign", "commit", "order"]
+
+Assignment = Mapping[int, tuple[Range, ...]]
+"""Replica to the half-open ranges of sample numbers that it trains in one step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplerState:
+    """What was trained: every sample below ``next`` that is not in ``returned``."""
+
+    next: int = 0
+    """First sample number that was never dealt in a committed step."""
+    returned: tuple[Range, ...] = ()
+    """Sorted, disjoint ranges below ``next`` that were dealt and not trained."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the state as JSON values."""
+        return {"next": self.next, "returned": [list(part) for part in self.returned]}
+
+    @classmethod
+    def from_json(cls, value: object) -> SamplerState:
+        """Read what ``to_json`` wrote; raises WireError for anything else."""
+        try:
+            parts = tuple((start, stop) for start, stop in value["returned"])  # type: ignore[index]
+            state = cls(next=value["next"], returned=parts)  # type: ignore[index]
+            valid = all(type(n) is int for n in (state.next, *(n for part in parts for n in part)))
+            valid = valid and state.next >= 0 and parts == union(parts) and subtract(parts, [(0, state.next)]) == ()
+        except (TypeError, KeyError, ValueError):
+            valid = False
+        if not valid:
+            raise WireError(f"not the state of a sampler: {value!r:.200}")
+        return state
+
+
+def assign(state: SamplerState, replicas: Sequence[int], batch_size: int) -> dict[int, tuple[Range, ...]]:
+    """Deal ``batch_size`` samples to each of ``replicas``, in their order: returned ones first, then new ones."""
+    assert batch_size > 0
+    assert len(set(replicas)) == len(replicas)
+    stock = [*state.returned, (state.next, state.next + batch_size * len(replicas))]
+    return {replica: _take(stock, batch_size) for replica in replicas}
+
+
+def _take(stock: list[Range], number: int) -> tuple[Range, ...]:
+    """Remove the first ``number`` samples from ``stock`` and return them."""
+    taken: list[Range] = []
+    while number:
+        start, stop = stock.pop(0)
+        middle = min(stop, start + number)
+        taken.append((start, middle))
+        number -= middle - start
+        if middle < stop:
+            stock.insert(0, (middle, stop))
+    return tuple(taken)
+
+
+def commit(state: SamplerState, assigned: Assignment, contributors: Iterable[int]) -> SamplerState:
+    """Return the state after a step to which only ``contributors`` of those in ``assigned`` contributed."""
+    present = set(contributors)
+    assert present <= assigned.keys()
+    dealt = [part for parts in assigned.values() for part in parts]
+    missed = [part for replica, parts in assigned.items() if replica not in present for part in parts]
+    return SamplerState(
+        next=max([state.next, *(stop for _, stop in dealt)]),
+        returned=union([*subtract(state.returned, dealt), *missed]),
+    )
+
+
+# --- the order of the dataset ---------------------------------------------------------------------------------------
+
+_MASK = (1 << 64) - 1
+_ROUNDS = 4
+
+
+def _mix(value: int) -> int:
+    """Scramble 64 bits (the finalizer of SplitMix64)."""
+    value = (value + 0x9E3779B97F4A7C15) & _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)
+
+
+def order(sample: int, length: int, seed: int) -> int:
+    """Return the index into a dataset of ``length`` items that ``sample`` stands for.
+
+    Each pass over the dataset is another permutation, computed for one sample at a time without holding it: a Feistel
+    network on the next even number of bits, walked until it lands inside the dataset (Black and Rogaway, 2002).
+    """
+    assert sample >= 0
+    assert length > 0
+    pass_number, index = divmod(sample, length)
+    half = ((length - 1).bit_length() + 1) // 2
+    key = _mix(_mix(seed & _MASK) ^ (pass_number & _MASK))
+    while True:
+        index = _feistel(index, half, key)
+        if index < length:
+            return index
+
+
+def _feistel(value: int, half: int, key: int) -> int:
+    mask = (1 << half) - 1
+    left, right = value >> half, value & mask
+    for turn in range(_ROUNDS):
+        left, right = right, left ^ (_mix(key ^ (turn << 56) ^ right) & mask)
+    return left << half | right

@@ -1,0 +1,141 @@
+"""The gradients of one rank as flat fp32 buckets, in an order that is the same in all replicas.
+
+Buckets begin with the last parameters, whose gradients backward finishes first, and are handed over in order as soon as
+they are complete, so that the exchange across replicas runs while backward goes on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate
+
+from fthsdp.errors import ConfigError
+
+__all__ = ["Buckets", "OnReady", "Slot", "deal", "local", "sum_of_squares"]
+
+OnReady = Callable[[int, Tensor], None]
+"""Called with the number of a bucket and its flat fp32 gradients, which stay unchanged until the next ``arm``."""
+
+
+@torch.no_grad()
+def local(tensor: Tensor) -> Tensor:
+    """Return what this rank holds of a tensor, as a view."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """Where the gradient of one parameter lies."""
+
+    name: str
+    parameter: nn.Parameter
+    bucket: int | None
+    """None: this rank holds no element of it."""
+    start: int
+    size: int
+    copies: int
+    """Ranks of this replica that hold the same elements."""
+
+    def part(self, buckets: Sequence[Tensor]) -> Tensor:
+        """Return this parameter's elements of the flat buckets."""
+        assert self.bucket is not None
+        return buckets[self.bucket][self.start : self.start + self.size]
+
+
+class Buckets:
+    """Collects gradients into flat buckets and hands these over in order."""
+
+    def __init__(self, slots: Sequence[Slot], sizes: Sequence[int]) -> None:
+        self._slots = [slot for slot in slots if slot.bucket is not None]
+        self._sizes = sizes
+        self._flat: list[Tensor] = []
+        self._missing: list[set[str]] = []
+        self._next = len(sizes)
+        self._on_ready: OnReady | None = None
+        for slot in self._slots:
+            slot.parameter.register_post_accumulate_grad_hook(partial(self._accumulated, slot))  # type: ignore[no-untyped-call]
+
+    def arm(self, on_ready: OnReady) -> None:
+        if not self._flat:
+            self._flat = [torch.zeros(size, device=self._device(number)) for number, size in enumerate(self._sizes)]
+        self._missing = [{slot.name for slot in self._slots if slot.bucket == b} for b in range(len(self._sizes))]
+        self._next = 0
+        self._on_ready = on_ready
+
+    def _device(self, number: int) -> torch.device:
+        return next(local(slot.parameter).device for slot in self._slots if slot.bucket == number)
+
+    def _accumulated(self, slot: Slot, _: Tensor) -> None:
+        if self._on_ready is not None:
+            self._take(slot)
+
+    @torch.no_grad()
+    def _take(self, slot: Slot) -> None:
+        """Copy one gradient, and hand over what is complete."""
+        assert slot.bucket is not None
+        if slot.bucket < self._next:
+            raise ConfigError(
+                f"{slot.name} got another gradient after its final one was handed over:"
+                " in the last micro-batch call backward once, and use no module in two re-entrant checkpoints"
+            )
+        gradient = slot.parameter.grad
+        part = slot.part(self._flat)
+        part.zero_() if gradient is None else part.copy_(local(gradient).reshape(-1))
+        self._missing[slot.bucket].discard(slot.name)
+        self._hand_over()
+
+    def _hand_over(self) -> None:
+        assert self._on_ready is not None
+        while self._next < len(self._sizes) and not self._missing[self._next]:
+            self._next += 1
+            self._on_ready(self._next - 1, self._flat[self._next - 1])
+
+    def flush(self) -> None:
+        """Take what did not come in the last backward: an earlier micro-batch's gradient, or none."""
+        assert self._on_ready is not None, "arm comes before flush"
+        for slot in self._slots:
+            if slot.bucket is not None and slot.name in self._missing[slot.bucket]:
+                self._take(slot)
+        self._on_ready = None
+
+
+def deal(trained: Sequence[tuple[str, nn.Parameter]], capacity: int) -> tuple[tuple[Slot, ...], tuple[int, ...]]:
+    """Deal the parameters, last first, into buckets of one device and ``capacity`` elements (or one parameter)."""
+    slots: list[Slot] = []
+    sizes: list[int] = []
+    device = None
+    for name, parameter in reversed(trained):
+        held = local(parameter)
+        size = held.numel()
+        if size and (not sizes or sizes[-1] + size > capacity or held.device != device):
+            sizes.append(0)
+            device = held.device
+        bucket, start = (len(sizes) - 1, sizes[-1]) if size else (None, 0)
+        copies = _copies(parameter)
+        slots.append(Slot(name=name, parameter=parameter, bucket=bucket, start=start, size=size, copies=copies))
+        if size:
+            sizes[-1] += size
+    return tuple(slots), tuple(sizes)
+
+
+def _copies(parameter: Tensor) -> int:
+    if not isinstance(parameter, DTensor):
+        return 1
+    mesh, placements = parameter.device_mesh, parameter.placements
+    return math.prod(mesh.size(dim) for dim, placement in enumerate(placements) if isinstance(placement, Replicate))
+
+
+_ROW = 1024
+
+
+def sum_of_squares(flat: Tensor) -> Tensor:
+    """Sum in fp32 inside rows and in float64 over them: as fast as fp32, and exact to about 7 digits at any length."""
+    whole = flat.numel() // _ROW * _ROW
+    rows: Tensor = torch.linalg.vector_norm(flat[:whole].view(-1, _ROW), dim=1).double()
+    return rows.square().sum() + flat[whole:].double().square().sum()

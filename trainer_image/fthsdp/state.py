@@ -1,0 +1,369 @@
+"""Everything that decides the next update, behind one object: its gradients, its digest, its snapshot.
+
+``TrainState`` knows the parameters of this rank (plain tensors, or the local shards of FSDP2 and tensor parallelism) in
+one fixed order and deals their gradients into flat fp32 buckets, in the reverse of that order since backward ends with
+the first parameters. It takes part in no communication across replicas: whoever reduces the buckets hands the sums back
+to ``update``, which is the same code for a live step and for one that a joiner replays.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, Partial
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from fthsdp.catchup.snapshot import Snapshot
+from fthsdp.catchup.values import pack, unpack
+from fthsdp.digest import digest
+from fthsdp.errors import ConfigError, WireError
+from fthsdp.gradients import Buckets, OnReady, Slot, deal, local, sum_of_squares
+
+__all__ = ["Stateful", "TrainState"]
+
+class Stateful(Protocol):
+    """Anything of the user's that has to be the same on all replicas and travels with the state."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return numbers, text, bytes, plain tensors, and lists, tuples and dicts of them."""
+        ...
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> object:
+        """Take over what ``state_dict`` returned elsewhere."""
+        ...
+
+
+class TrainState:
+    """The model, optimizer, scheduler and user state of one rank; raises ConfigError for what cannot be kept identical.
+
+    ``clip_grad_norm`` is the largest global gradient norm, over all parameters of a whole replica. ``user`` must be the
+    same on all replicas. ``bucket_bytes`` is the size from which on gradients travel on their own (25 MiB, as in
+    torch's DistributedDataParallel: smaller ones start earlier, larger ones use the network better).
+
+    Shard the model before making this, and make it before the first forward.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        scheduler: LRScheduler | None = None,
+        clip_grad_norm: float | None = None,
+        user: Stateful | None = None,
+        bucket_bytes: int = 25 << 20,
+    ) -> None:
+        if clip_grad_norm is not None and not clip_grad_norm > 0:
+            raise ConfigError(f"clip_grad_norm={clip_grad_norm}: the largest norm is a number above 0, or None")
+        if bucket_bytes < 4:
+            raise ConfigError(f"bucket_bytes={bucket_bytes}: a bucket holds at least one gradient of 4 bytes")
+        self.model, self.optimizer, self.scheduler, self.user = model, optimizer, scheduler, user
+        self.clip_grad_norm = clip_grad_norm
+        _check_model(model)
+        _check_scheduler(scheduler, optimizer)
+        self._slots, self.bucket_sizes = deal(_trained(model), bucket_bytes // 4)
+        self._names = _check_optimizer(optimizer, self._slots)
+        self._buckets = Buckets(self._slots, self.bucket_sizes)
+
+    bucket_sizes: tuple[int, ...]
+    """fp32 elements of each bucket; the same in all replicas for the same rank, not for all ranks of a replica."""
+
+    # --- gradients --------------------------------------------------------------------------------------------------
+
+    def arm(self, on_ready: OnReady) -> None:
+        """Call before the backward of the last micro-batch: its gradients are final, and handed over as they come.
+
+        ``on_ready`` is called in the order 0, 1, 2, … from inside backward, so it must neither block nor raise.
+        """
+        self._buckets.arm(on_ready)
+
+    def flush(self) -> None:
+        """Call after that backward: hand over the rest. Parameters that no micro-batch used have gradient 0."""
+        self._buckets.flush()
+
+    @torch.no_grad()
+    def norm_squared(self, reduced: Sequence[Tensor]) -> float:
+        """Return the sum of squares of this rank's share of ``reduced``: summed over the ranks, the norm's square.
+
+        Elements that several ranks hold count once in that sum. Not scaled.
+        """
+        parts = [sum_of_squares(slot.part(reduced)) / slot.copies for slot in self._slots if slot.bucket is not None]
+        return float(torch.stack(parts).sum()) if parts else 0.0
+
+    @torch.no_grad()
+    def update(self, reduced: Sequence[Tensor], *, scale: float, norm_squared: float) -> None:
+        """Take one step with the gradients ``reduced * scale``, clipped by their norm over the whole replica.
+
+        ``reduced`` are the buckets summed over replicas (not modified); ``norm_squared`` is the sum of
+        ``self.norm_squared(reduced)`` over the ranks of the replica. FSDP2's reduce-scatter *averages* over these
+        ranks, and the caller's ``scale`` makes up for it: when each loss (a mean over its micro-batch) was multiplied
+        by the samples of its micro-batch, ``scale = world_size / total_samples`` gives the gradient of the mean over
+        all samples of the step, over all ranks of all replicas.
+        """
+        factor = scale * self._clip_factor(math.sqrt(norm_squared) * scale)
+        for slot in self._slots:
+            gradient = slot.parameter.grad
+            if gradient is None:
+                gradient = slot.parameter.grad = torch.zeros_like(slot.parameter)
+            if slot.bucket is not None:
+                target = local(gradient)
+                target.copy_(slot.part(reduced).mul(factor).view(target.shape))
+        self.optimizer.step()
+        if self.scheduler is not None:
+            self.scheduler.step()
+        self.model.zero_grad(set_to_none=True)
+
+    def _clip_factor(self, norm: float) -> float:
+        """The rule of torch.nn.utils.clip_grad_norm_."""
+        return 1.0 if self.clip_grad_norm is None else min(1.0, self.clip_grad_norm / (norm + 1e-6))
+
+    # --- identity ---------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def digest(self) -> int:
+        """Return 64 bits over every bit of this rank's parameters, buffers and optimizer tensors."""
+        return digest([*self._model_tensors().values(), *self._optimizer_tensors()])
+
+    def _model_tensors(self) -> dict[str, Tensor]:
+        tensors = {name: local(parameter) for name, parameter in self.model.named_parameters()}
+        return tensors | {name: local(buffer) for name, buffer in _persistent_buffers(self.model)}
+
+    def _optimizer_tensors(self) -> Iterator[Tensor]:
+        for parameter, _ in self._names.items():
+            for _, value in sorted(self.optimizer.state.get(parameter, {}).items()):
+                if isinstance(value, Tensor):
+                    yield local(value)
+
+    # --- snapshot and restore ---------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def snapshot(self) -> Snapshot:
+        """Describe the whole state of this rank at a boundary; its tensors are views of the live ones.
+
+        What the optimizer has not created yet is left out, and stays uncreated where it is restored, so that the first
+        step does the same there. Raises ConfigError for state that cannot travel.
+        """
+        tensors: list[Tensor] = []
+
+        def put(tensor: Tensor) -> int:
+            tensors.append(tensor.detach())
+            return len(tensors) - 1
+
+        content = {
+            "model": {name: put(tensor) for name, tensor in self._model_tensors().items()},
+            "optimizer": self._pack_optimizer(put),
+            "groups": self._pack_groups(put),
+            "scheduler": self._pack_part(self.scheduler, put, "the scheduler's state"),
+            "user": self._pack_part(self.user, put, "the user state"),
+        }
+        return Snapshot.of(content, tensors)
+
+    def _pack_optimizer(self, put: Callable[[Tensor], int]) -> dict[str, Any]:
+        return {
+            name: {
+                key: _pack_state(value, parameter, put, where=f"the optimizer's state {key!r} of {name}")
+                for key, value in sorted(self.optimizer.state[parameter].items())
+            }
+            for parameter, name in self._names.items()
+            if parameter in self.optimizer.state
+        }
+
+    def _pack_groups(self, put: Callable[[Tensor], int]) -> list[dict[str, Any]]:
+        return [
+            {
+                "params": [self._names[parameter] for parameter in group["params"]],
+                "options": pack(
+                    {key: value for key, value in group.items() if key != "params"}, put, where="the optimizer's group"
+                ),
+            }
+            for group in self.optimizer.param_groups
+        ]
+
+    @staticmethod
+    def _pack_part(part: Stateful | LRScheduler | None, put: Callable[[Tensor], int], where: str) -> Any:
+        return None if part is None else pack(part.state_dict(), put, where=where)
+
+    @torch.no_grad()
+    def restore(self, snapshot: Snapshot) -> None:
+        """Take over the state in ``snapshot``; raises ConfigError when it is another model's or optimizer's, WireError.
+
+        Everything is read and checked before anything changes. Nothing refers to the snapshot's memory afterwards.
+        """
+        try:
+            content, tensors = snapshot.meta["content"], snapshot.tensors
+            model = {name: tensors[number] for name, number in content["model"].items()}
+            moments = self._read_moments(content["optimizer"], tensors)
+            names = [group["params"] for group in content["groups"]]
+            options = [dict(unpack(group["options"], tensors)) for group in content["groups"]]
+            scheduler, user = unpack(content["scheduler"], tensors), unpack(content["user"], tensors)
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+            raise WireError("a snapshot does not describe the state of a training job") from error
+        self._check_alike(model, names, options, scheduler, user)
+        self._apply(model, moments, options)
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(scheduler)
+        if self.user is not None:
+            self.user.load_state_dict(user)
+        self.model.zero_grad(set_to_none=True)
+
+    def _read_moments(self, packed: dict[str, Any], tensors: Sequence[Tensor]) -> dict[Tensor, dict[str, Any]]:
+        return {
+            parameter: {key: _unpack_state(value, parameter, tensors) for key, value in packed[name].items()}
+            for parameter, name in self._names.items()
+            if name in packed
+        }
+
+    def _apply(
+        self, model: dict[str, Tensor], moments: dict[Tensor, dict[str, Any]], options: list[dict[str, Any]]
+    ) -> None:
+        for module in self.model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+        for name, tensor in self._model_tensors().items():
+            tensor.copy_(model[name])
+        self.optimizer.state.clear()
+        self.optimizer.state.update(moments)
+        for group, values in zip(self.optimizer.param_groups, options, strict=True):
+            _restore_options(group, values)
+
+    def _check_alike(
+        self, model: dict[str, Tensor], names: list[Any], options: list[Any], scheduler: object, user: object
+    ) -> None:
+        """Raise ConfigError when the snapshot is not of this model, optimizer and scheduler."""
+        ours = {name: _describe(tensor) for name, tensor in self._model_tensors().items()}
+        theirs = {name: _describe(tensor) for name, tensor in model.items()}
+        for name in sorted(ours.keys() | theirs.keys()):
+            if ours.get(name) != theirs.get(name):
+                raise ConfigError(
+                    f"{name} is {ours.get(name, 'missing')} here and {theirs.get(name, 'missing')}"
+                    " in the other replicas: all must run the same script"
+                )
+        groups = self.optimizer.param_groups
+        if names != [[self._names[parameter] for parameter in group["params"]] for group in groups]:
+            raise ConfigError("the other replicas' optimizer holds other parameters: all must run the same script")
+        if [values.keys() for values in options] != [group.keys() - {"params"} for group in groups]:
+            raise ConfigError("the other replicas have another optimizer or scheduler: all must run the same script")
+        if (scheduler is None, user is None) != (self.scheduler is None, self.user is None):
+            raise ConfigError("only some replicas have a scheduler or user state: all must run the same script")
+
+
+# --- the optimizer's state --------------------------------------------------------------------------------------------
+
+
+def _pack_state(value: object, parameter: Tensor, put: Callable[[Tensor], int], *, where: str) -> Any:
+    """Pack one entry of an optimizer's state, which may be sharded as its parameter is."""
+    if not isinstance(value, Tensor):
+        return {"value": pack(value, put, where=where)}
+    sharded = isinstance(value, DTensor)
+    if isinstance(value, DTensor) and not _sharded_alike(value, parameter):
+        raise ConfigError(f"{where} is sharded in another way than its parameter: use an optimizer that keeps to it")
+    held = local(value)
+    return {"tensor": put(held), "sharded": sharded, "moved": held.device == local(parameter).device}
+
+
+def _sharded_alike(value: DTensor, parameter: Tensor) -> bool:
+    return (
+        isinstance(parameter, DTensor)
+        and value.shape == parameter.shape
+        and value.placements == parameter.placements
+        and value.device_mesh == parameter.device_mesh
+    )
+
+
+def _unpack_state(packed: dict[str, Any], parameter: Tensor, tensors: Sequence[Tensor]) -> Any:
+    if "tensor" not in packed:
+        return unpack(packed["value"], tensors)
+    held = tensors[packed["tensor"]].detach().clone()
+    if packed["moved"]:
+        held = held.to(local(parameter).device)
+    return _shard_alike(held, parameter) if packed["sharded"] else held
+
+
+def _shard_alike(held: Tensor, parameter: Tensor) -> Tensor:
+    if not isinstance(parameter, DTensor):
+        raise ConfigError("the other replicas' parameters are sharded, these are not: all must run the same script")
+    mesh, placements = parameter.device_mesh, parameter.placements
+    shape, stride = parameter.shape, parameter.stride()
+    return DTensor.from_local(held, mesh, placements, run_check=False, shape=shape, stride=stride)
+
+
+def _restore_options(group: dict[str, Any], options: dict[str, Any]) -> None:
+    """Set a group's options; tensors (a learning rate on the device) stay the objects that others hold."""
+    for key, value in options.items():
+        if isinstance(value, Tensor) and isinstance(group[key], Tensor):
+            group[key].copy_(value)
+        else:
+            group[key] = value
+
+
+def _describe(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
+# --- what can be kept identical -------------------------------------------------------------------------------------
+
+
+def _trained(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    return [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+
+
+def _persistent_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    for prefix, module in model.named_modules():
+        for name, buffer in module.named_buffers(prefix=prefix, recurse=False):
+            if name.rpartition(".")[2] not in module._non_persistent_buffers_set:
+                yield name, buffer
+
+
+def _check_model(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats:
+            raise ConfigError(
+                f"{name or 'the model'} is a {type(module).__name__} with running statistics, which differ between"
+                " replicas: use a norm without them (LayerNorm, RMSNorm, GroupNorm)"
+            )
+    if not _trained(model):
+        raise ConfigError("the model has no parameter to train")
+    for name, parameter in model.named_parameters():
+        _check_parameter(name, parameter)
+
+
+def _check_parameter(name: str, parameter: nn.Parameter) -> None:
+    if parameter.is_meta:
+        raise ConfigError(f"{name} is on the meta device: give it memory before making the TrainState")
+    if not parameter.is_floating_point():
+        raise ConfigError(f"{name} is {parameter.dtype}: gradients are reduced in fp32, so parameters are real floats")
+    sharded = isinstance(parameter, DTensor)
+    if isinstance(parameter, DTensor) and any(isinstance(placement, Partial) for placement in parameter.placements):
+        raise ConfigError(f"{name} is a partial DTensor: parameters are sharded or replicated")
+    if not sharded and parameter.requires_grad and dist.is_initialized() and dist.get_world_size() > 1:
+        raise ConfigError(
+            f"{name} is not sharded, so the ranks of this replica would train it apart:"
+            " call fully_shard(model, mesh=group.mesh) before making the TrainState"
+        )
+
+
+def _check_scheduler(scheduler: LRScheduler | None, optimizer: Optimizer) -> None:
+    if isinstance(scheduler, ReduceLROnPlateau):
+        raise ConfigError("ReduceLROnPlateau needs a metric, which a replayed step does not have: use another one")
+    if scheduler is not None and scheduler.optimizer is not optimizer:
+        raise ConfigError("the scheduler belongs to another optimizer than the one given")
+
+
+def _check_optimizer(optimizer: Optimizer, slots: Sequence[Slot]) -> dict[Tensor, str]:
+    """Return the names of the optimizer's parameters, in its order."""
+    names: dict[Tensor, str] = {slot.parameter: slot.name for slot in slots}
+    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for number, parameter in enumerate(held):
+        if parameter not in names:
+            raise ConfigError(
+                f"parameter {number} of the optimizer, of shape {list(parameter.shape)}, is none of the model's trained"
+                " ones: make the optimizer after fully_shard, from model.parameters()"
+            )
+    return {parameter: names[parameter] for parameter in held}
