@@ -35,6 +35,7 @@ __all__ = [
     "accept_async",
     "accept_blocking",
     "encode_frame",
+    "greet_blocking",
     "open_async",
     "open_blocking",
     "parse_address",
@@ -204,16 +205,21 @@ def open_blocking(
     except OSError as error:
         raise ConnectionLost(f"{address}: {error}") from error
     try:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        handshake = ClientHandshake(key, job=job, purpose=purpose, details=details)
-        send_frame(sock, handshake.hello)
-        send_frame(sock, handshake.answer(receive_frame(sock, largest=LARGEST_HELLO)))
-        handshake.finish(receive_frame(sock, largest=LARGEST_HELLO))
+        greet_blocking(sock, key, job=job, purpose=purpose, details=details)
         sock.settimeout(None)
     except BaseException:
         sock.close()
         raise
     return sock
+
+
+def greet_blocking(sock: socket.socket, key: bytes, *, job: str, purpose: str, details: Json | None = None) -> None:
+    """Shake hands on a connection that we dialled; raises ConnectionLost, Refused, WireError. The caller closes it."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    handshake = ClientHandshake(key, job=job, purpose=purpose, details=details)
+    send_frame(sock, handshake.hello)
+    send_frame(sock, handshake.answer(receive_frame(sock, largest=LARGEST_HELLO)))
+    handshake.finish(receive_frame(sock, largest=LARGEST_HELLO))
 
 
 def accept_blocking(

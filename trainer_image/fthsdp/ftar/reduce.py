@@ -1,0 +1,103 @@
+"""How received chunks become part of a tensor: in host memory, with torch's kernels, without copies.
+
+Bytes of an all-gather are received straight into the result. Bytes that are to be added are received into a small
+scratch buffer and added from there piece by piece, while they are still in the processor's cache.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+__all__ = ["AddingSink", "DirectSink", "Scratch", "Sink", "byte_view", "check_pair"]
+
+PIECE_BYTES = 512 << 10
+"""Bytes that are received before they are added. Fits the second-level cache together with what it is added to."""
+_ITEM = 4
+
+
+class Sink(Protocol):
+    """Where the payload of one frame goes."""
+
+    def room(self) -> memoryview:
+        """Return the memory for the next bytes; empty when the payload is complete."""
+
+    def filled(self, count: int) -> None:
+        """``count`` bytes have been put at the start of the room."""
+
+
+def byte_view(tensor: torch.Tensor) -> memoryview:
+    """Return the bytes of a contiguous tensor in host memory; nothing is copied."""
+    if not tensor.numel():
+        return memoryview(bytearray())
+    return tensor.detach().numpy().data.cast("B")
+
+
+def check_pair(source: torch.Tensor, out: torch.Tensor) -> None:
+    """Raise ValueError unless both are 1-D contiguous fp32 tensors in host memory, equally long and apart."""
+    for name, tensor in (("source", source), ("out", out)):
+        if tensor.dim() != 1 or tensor.dtype != torch.float32 or tensor.device.type != "cpu":
+            raise ValueError(
+                f"{name} is a {tensor.dim()}-D {tensor.dtype} tensor on {tensor.device}: use a 1-D float32 on the CPU"
+            )
+        if not tensor.is_contiguous():
+            raise ValueError(f"{name} is not contiguous")
+    if source.numel() != out.numel():
+        raise ValueError(f"source has {source.numel()} elements and out {out.numel()}: they have to be equally long")
+    size = source.numel() * _ITEM
+    if abs(source.data_ptr() - out.data_ptr()) < size:
+        raise ValueError("source and out overlap: the source has to survive a failed attempt")
+
+
+class Scratch:
+    """Memory for bytes that are about to be added; one per ring, since a ring receives one frame at a time."""
+
+    def __init__(self) -> None:
+        self.elements = torch.empty(PIECE_BYTES // _ITEM, dtype=torch.float32)
+        self.bytes = byte_view(self.elements)
+
+
+class DirectSink:
+    """Receives straight into memory."""
+
+    __slots__ = ("_room",)
+
+    def __init__(self, room: memoryview) -> None:
+        self._room = room
+
+    def room(self) -> memoryview:
+        """Return what is still empty."""
+        return self._room
+
+    def filled(self, count: int) -> None:
+        """Move on."""
+        self._room = self._room[count:]
+
+
+class AddingSink:
+    """Computes ``out[start:stop] = source[start:stop] + received``."""
+
+    __slots__ = ("_out", "_scratch", "_source", "_start", "_stop", "_waiting")
+
+    def __init__(self, scratch: Scratch, source: torch.Tensor, out: torch.Tensor, start: int, stop: int) -> None:
+        self._scratch = scratch
+        self._source = source
+        self._out = out
+        self._start = start
+        self._stop = stop
+        self._waiting = 0
+        """Bytes in the scratch buffer."""
+
+    def room(self) -> memoryview:
+        """Return the rest of the current piece."""
+        return self._scratch.bytes[self._waiting : min(PIECE_BYTES, (self._stop - self._start) * _ITEM)]
+
+    def filled(self, count: int) -> None:
+        """Add the piece when it is complete."""
+        self._waiting += count
+        piece = min(PIECE_BYTES // _ITEM, self._stop - self._start)
+        if self._waiting == piece * _ITEM:
+            end = self._start + piece
+            torch.add(self._source[self._start : end], self._scratch.elements[:piece], out=self._out[self._start : end])
+            self._start, self._waiting = end, 0
