@@ -1,0 +1,68 @@
+"""The plain words at the end of a run."""
+
+from pathlib import Path
+from typing import Any
+
+from fthsdp_operator.summary import summarise
+
+
+def report(**changes: Any) -> dict[str, Any]:
+    whole = {
+        "outcome": "complete",
+        "replicas": 3,
+        "steps_final": 60,
+        "effective_training_time": 0.912,
+        "step_seconds": {"p50": 0.51, "p99": 1.2},
+        "failures": [],
+        "joins": [],
+        "samples": {"trained": 1440, "duplicated": 0, "missing": 0},
+        "digests": {"compared": 140, "mismatched": 0},
+    }
+    return whole | changes
+
+
+FAILURE = {
+    "replica": 2, "attempt": 0, "cause": "Exited", "detected_s": 10.24, "decided_s": 10.26, "stall_s": 0.12,
+    "step_outcome": "retried",
+}  # fmt: skip
+JOIN = {
+    "replica": 2, "attempt": 1, "latency_s": 9.8, "bytes": 11_534_336, "replayed_steps": 14, "survivor_slowdown": 0.03
+}  # fmt: skip
+
+
+def test_it_says_what_died_how_long_the_others_stalled_and_who_came_back() -> None:
+    text = "\n".join(summarise(report(failures=[FAILURE], joins=[JOIN])))
+    assert "Complete: 60 steps on 3 replicas" in text
+    assert "Replica 2 (attempt 0) died 10.2 s into the run (Exited); the others stalled 120 ms" in text
+    assert "the step in flight was retried" in text
+    assert "Replica 2 (attempt 1) joined 9.8 s after its start: 11.5 MB downloaded, 14 steps replayed" in text
+    assert "+3%" in text
+
+
+def test_it_says_that_samples_and_digests_are_right_or_shouts_that_they_are_not() -> None:
+    assert "No sample was lost or repeated: 1,440 trained" in "\n".join(summarise(report()))
+    assert "All replicas are bit-identical: 140 digests compared" in "\n".join(summarise(report()))
+    wrong = report(samples={"trained": 9, "duplicated": 1, "missing": 2}, digests={"compared": 4, "mismatched": 1})
+    text = "\n".join(summarise(wrong))
+    assert "SAMPLES WENT WRONG: 1 repeated and 2 lost" in text
+    assert "THE REPLICAS DIFFER: 1 of 4" in text
+
+
+def test_it_does_not_claim_what_was_not_measured() -> None:
+    unknown = report(
+        failures=[FAILURE | {"stall_s": None}],
+        joins=[JOIN | {"survivor_slowdown": None}],
+        digests={"compared": 0, "mismatched": 0},
+        step_seconds={"p50": None, "p99": None},
+        effective_training_time=None,
+    )
+    text = "\n".join(summarise(unknown))
+    assert "not known" in text
+    assert "bit-identical" not in text
+    assert "None" not in text
+
+
+def test_it_says_where_report_and_picture_are() -> None:
+    text = "\n".join(summarise(report(), folder=Path("runs/demo")))
+    assert "runs/demo/report.json" in text
+    assert "runs/demo/run.png" in text
