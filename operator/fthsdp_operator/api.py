@@ -1,0 +1,665 @@
+"""What a user writes and reads: ``FTHSDPJob`` as models. The CRD is generated from them (``crd.py``).
+
+Every rule exists twice on purpose: as CEL in the CRD, so that ``kubectl apply`` refuses a bad manifest, and here,
+because ``fthsdp run`` has no API server. Both say the same sentence, written once. The docstring under each field is
+what ``kubectl explain`` prints.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationError,
+    WithJsonSchema,
+)
+from pydantic.alias_generators import to_camel
+
+from fthsdp.errors import ConfigError
+
+__all__ = [
+    "API_VERSION",
+    "ATTEMPT_LABEL",
+    "CONFIG_ANNOTATION",
+    "GROUP",
+    "JOB_LABEL",
+    "JOB_UID_LABEL",
+    "KIND",
+    "PLURAL",
+    "POD_INDEX_LABEL",
+    "REPLICA_LABEL",
+    "RESERVED_ENV",
+    "RESERVED_ENV_PREFIX",
+    "ROLE_LABEL",
+    "VERSION",
+    "Backoff",
+    "Condition",
+    "CoordinatorSpec",
+    "CoordinatorStatus",
+    "Failure",
+    "FailurePolicy",
+    "Job",
+    "JobSpec",
+    "JobState",
+    "JobStatus",
+    "Metadata",
+    "PerReplica",
+    "ReplicaState",
+    "ReplicaStatus",
+    "Role",
+    "Time",
+    "coordinator_name",
+    "format_time",
+    "parse_job",
+    "pod_name",
+]
+
+GROUP = "fthsdp.dev"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+KIND = "FTHSDPJob"
+PLURAL = "fthsdpjobs"
+
+JOB_LABEL = f"{GROUP}/job"
+"""Name of the job; on every object that belongs to it."""
+JOB_UID_LABEL = f"{GROUP}/job-uid"
+"""UID of the job: tells its pods from those of an earlier job of the same name."""
+REPLICA_LABEL = f"{GROUP}/replica"
+ATTEMPT_LABEL = f"{GROUP}/attempt"
+POD_INDEX_LABEL = f"{GROUP}/pod-index"
+ROLE_LABEL = f"{GROUP}/role"
+"""trainer or coordinator."""
+CONFIG_ANNOTATION = f"{GROUP}/coordinator-config"
+"""What the coordinator was started with; when the job says something else by now, it is replaced."""
+
+MAX_JOB_NAME = 40
+"""Pods are called {job}-r1023-a999999-4095 at the longest, and a host name has at most 63 characters."""
+MAX_REPLICAS = 1024
+MAX_PODS = 4096
+MAX_PROCESSES = 256
+
+RESERVED_ENV_PREFIX = "FTHSDP_"
+RESERVED_ENV = (
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "PET_NNODES",
+    "PET_NODE_RANK",
+    "PET_NPROC_PER_NODE",
+    "PET_MASTER_ADDR",
+    "PET_MASTER_PORT",
+)
+"""Set by the operator in every container of a training pod, beside those that start with FTHSDP_."""
+
+
+class Role(StrEnum):
+    """What a pod is in its job."""
+
+    TRAINER = "trainer"
+    COORDINATOR = "coordinator"
+
+
+def pod_name(job: str, replica: int, attempt: int, index: int) -> str:
+    """Name of a training pod: another one for each attempt, so that a new pod never waits for an old one to go."""
+    return f"{job}-r{replica}-a{attempt}-{index}"
+
+
+def coordinator_name(job: str) -> str:
+    """Name of the coordinator's pod, and of its service account and role."""
+    return f"{job}-coordinator"
+
+
+def _parse_time(value: object) -> object:
+    if isinstance(value, str):
+        return datetime.fromisoformat(value).timestamp()
+    return value
+
+
+def format_time(value: float) -> str:
+    """Unix time as Kubernetes writes it."""
+    return datetime.fromtimestamp(value, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+Time = Annotated[
+    float,
+    BeforeValidator(_parse_time),
+    PlainSerializer(format_time),
+    WithJsonSchema({"type": "string", "format": "date-time"}),
+]
+"""Unix time in seconds here, RFC 3339 on the wire."""
+
+
+class _Spec(BaseModel):
+    """What users write: unknown names are mistakes."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        alias_generator=to_camel,
+        validate_by_name=True,
+        validate_by_alias=True,
+        use_attribute_docstrings=True,
+    )
+
+
+class _Status(BaseModel):
+    """What the operator writes: names that a newer operator wrote are passed over."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="ignore",
+        alias_generator=to_camel,
+        validate_by_name=True,
+        validate_by_alias=True,
+        use_attribute_docstrings=True,
+    )
+
+
+# --- spec -----------------------------------------------------------------------------------------------------------
+
+
+class CoordinatorSpec(_Spec):
+    """The small pod that numbers the memberships of the job."""
+
+    image: str | None = Field(default=None, min_length=1)
+    """Image of the coordinator's pod; the operator's own image where unset."""
+    resources: dict[str, Any] = Field(
+        default_factory=lambda: {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"memory": "256Mi"}},
+        json_schema_extra={"x-kubernetes-preserve-unknown-fields": True},
+    )
+    """Requests and limits of the coordinator's container, as in any pod."""
+
+
+class PerReplica(_Spec):
+    """How often one replica may be restarted."""
+
+    limit: int = Field(default=5, ge=0, le=1000)
+    """Restarts that a replica may use within windowSeconds; the failure after that fails the job."""
+    window_seconds: int = Field(default=3600, ge=1, le=30 * 24 * 3600)
+    """Length of the sliding window in seconds; restarts before it are forgiven, so that a run of months is not failed
+    by what happened weeks ago."""
+
+
+_BACKOFF_RULE = "backoff.maxSeconds is below backoff.initialSeconds: raise maxSeconds or lower initialSeconds"
+
+
+class Backoff(_Spec):
+    """How long a replica waits before it is restarted again; its first restart within the window does not wait."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "x-kubernetes-validations": [{"rule": "self.initialSeconds <= self.maxSeconds", "message": _BACKOFF_RULE}]
+        }
+    )
+
+    initial_seconds: int = Field(default=5, ge=0, le=3600)
+    """Wait before the second restart within the window, in seconds."""
+    max_seconds: int = Field(default=300, ge=0, le=24 * 3600)
+    """Longest wait, in seconds."""
+    factor: int = Field(default=2, ge=1, le=10)
+    """Each further wait is this many times the one before."""
+
+
+class FailurePolicy(_Spec):
+    """What happens when a replica fails."""
+
+    per_replica: PerReplica = PerReplica()
+    """Restart budget of each replica."""
+    backoff: Backoff = Backoff()
+    """Waits between the restarts of one replica."""
+
+
+_REPLICAS_RULE = "minReplicas is above replicas: lower minReplicas or raise replicas"
+_PODS_RULE = "podsPerReplica cannot be changed while the job exists: delete the job and create it anew"
+_NAME_RULE = (
+    f"metadata.name has to be at most {MAX_JOB_NAME} lower-case letters, digits and dashes, starting with a letter and"
+    " ending with a letter or digit: it becomes part of the host names of the pods"
+)
+_RESTART_RULE = "template.spec.restartPolicy has to be Never or left out: fthsdp restarts whole replicas by itself"
+_ENV_RULE = (
+    "env names that start with FTHSDP_ or PET_, MASTER_ADDR and MASTER_PORT are set by fthsdp itself:"
+    " remove them from the template"
+)
+_NAME_PATTERN = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+
+_RESERVED_CEL = (
+    "!self.name.startsWith('FTHSDP_') && !self.name.startsWith('PET_')"
+    " && self.name != 'MASTER_ADDR' && self.name != 'MASTER_PORT'"
+)
+_CONTAINER_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "x-kubernetes-preserve-unknown-fields": True,
+    "required": ["name"],
+    "properties": {
+        "name": {"type": "string", "minLength": 1, "maxLength": 63, "description": "Name of the container."},
+        "env": {
+            "type": "array",
+            "maxItems": 500,
+            "description": "Environment of the container. Names of fthsdp and torchrun are set by the operator.",
+            "items": {
+                "type": "object",
+                "x-kubernetes-preserve-unknown-fields": True,
+                "required": ["name"],
+                "properties": {"name": {"type": "string", "maxLength": 256, "description": "Name of the variable."}},
+                "x-kubernetes-validations": [{"rule": _RESERVED_CEL, "message": _ENV_RULE}],
+            },
+        },
+    },
+}
+_TEMPLATE_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "x-kubernetes-preserve-unknown-fields": True,
+    "required": ["spec"],
+    "properties": {
+        "spec": {
+            "type": "object",
+            "x-kubernetes-preserve-unknown-fields": True,
+            "description": "Spec of the pod, as in any PodTemplateSpec.",
+            "required": ["containers"],
+            "properties": {
+                "containers": {
+                    "type": "array",
+                    "minItems": 1,
+                    "maxItems": 32,
+                    "description": "Containers of the pod; the first one trains.",
+                    "items": _CONTAINER_SCHEMA,
+                },
+                "initContainers": {
+                    "type": "array",
+                    "maxItems": 32,
+                    "description": "Containers that run before the others.",
+                    "items": _CONTAINER_SCHEMA,
+                },
+                "restartPolicy": {"type": "string", "description": "Never, or left out."},
+            },
+            "x-kubernetes-validations": [
+                {"rule": "!has(self.restartPolicy) || self.restartPolicy == 'Never'", "message": _RESTART_RULE}
+            ],
+        }
+    },
+}
+
+
+class JobSpec(_Spec):
+    """What the job should be."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "x-kubernetes-validations": [
+                {
+                    "rule": "self.minReplicas <= self.replicas",
+                    "message": _REPLICAS_RULE,
+                    "fieldPath": ".minReplicas",
+                }
+            ]
+        }
+    )
+
+    replicas: int = Field(ge=1, le=MAX_REPLICAS)
+    """Data-parallel replicas, each with a whole copy of the training state. May be changed while the job runs."""
+    min_replicas: int = Field(default=1, ge=1, le=MAX_REPLICAS)
+    """Below this many training replicas the job pauses at a step boundary, keeps its state and waits."""
+    pods_per_replica: int = Field(
+        default=1,
+        ge=1,
+        le=MAX_PODS,
+        json_schema_extra={"x-kubernetes-validations": [{"rule": "self == oldSelf", "message": _PODS_RULE}]},
+    )
+    """Pods that make up one replica; they start, fail and restart together. Cannot be changed."""
+    processes_per_pod: int = Field(default=1, ge=1, le=MAX_PROCESSES)
+    """Ranks in each pod. Above 1 the command is torchrun, which reads this number from PET_NPROC_PER_NODE."""
+    template: dict[str, Any] = Field(json_schema_extra=_TEMPLATE_SCHEMA)
+    """The pod that all replicas run, a PodTemplateSpec. Each finds who it is in its environment (FTHSDP_REPLICA, …)."""
+    coordinator: CoordinatorSpec = CoordinatorSpec()
+    """The pod that numbers the memberships of the job."""
+    failure_policy: FailurePolicy = FailurePolicy()
+    """What happens when a replica fails."""
+    suspend: bool = False
+    """True takes all pods of the job away until it is false again."""
+    ttl_seconds_after_finished: int | None = Field(default=None, ge=0, le=10 * 365 * 24 * 3600)
+    """Seconds after which a job that is Complete or Failed is deleted; never where unset."""
+
+
+# --- status ---------------------------------------------------------------------------------------------------------
+
+
+class JobState(StrEnum):
+    """Where the job stands, in one word."""
+
+    PENDING = "Pending"
+    """No training pod has been placed on a node."""
+    STARTING = "Starting"
+    """Pods start; no replica trains so far."""
+    RUNNING = "Running"
+    """All replicas train."""
+    DEGRADED = "Degraded"
+    """At least minReplicas train, the others are on their way back."""
+    PAUSED = "Paused"
+    """Fewer than minReplicas train; the others wait at a step boundary."""
+    SUSPENDED = "Suspended"
+    """spec.suspend is true."""
+    COMPLETE = "Complete"
+    FAILED = "Failed"
+
+
+class ReplicaState(StrEnum):
+    """Where one replica stands."""
+
+    PENDING = "Pending"
+    """Its pods are being created."""
+    STARTING = "Starting"
+    """All its pods exist."""
+    CATCHING_UP = "CatchingUp"
+    """It downloads the state and replays, or waits to become active."""
+    ACTIVE = "Active"
+    """It trains."""
+    BACKOFF = "Backoff"
+    """It failed and waits for nextRestartTime."""
+    FINISHED = "Finished"
+    """All its pods exited with 0 at the end of the run."""
+    FAILED = "Failed"
+    """It failed and is not restarted."""
+    SUSPENDED = "Suspended"
+    REMOVED = "Removed"
+    """The job was scaled below its index."""
+
+
+class Failure(_Status):
+    """Why a replica failed."""
+
+    pod: str
+    """The pod with which it began."""
+    node: str | None = None
+    """Node on which the pod ran."""
+    container: str | None = None
+    """Container that exited."""
+    exit_code: int | None = None
+    """Exit code of the container, as soon as it is known."""
+    reason: str
+    """PodDeleted, Error, OOMKilled, Evicted, NodeLost, Preempted, ExitedEarly, or what the kubelet says."""
+    message: str = ""
+    """What is known beyond that."""
+    time: Time
+    """When it was noticed."""
+
+
+class ReplicaStatus(_Status):
+    """One replica."""
+
+    index: int
+    """Its number, 0 … replicas-1."""
+    state: ReplicaState = ReplicaState.PENDING
+    """Pending, Starting, CatchingUp, Active, Backoff, Finished, Failed, Suspended or Removed."""
+    attempt: int = 0
+    """Incarnation; part of the pods' names. Written here before the pods of the one before are deleted."""
+    restarts: int = 0
+    """Restarts so far."""
+    recent_restarts: tuple[Time, ...] = ()
+    """Those within the window of failurePolicy.perReplica."""
+    next_restart_time: Time | None = None
+    """When its pods are created again, while it is in Backoff."""
+    last_failure: Failure | None = None
+    """Why it failed last."""
+
+
+class CoordinatorStatus(_Status):
+    """The coordinator's pod."""
+
+    starts: int = 0
+    """Pods created for it so far."""
+    recent_starts: tuple[Time, ...] = ()
+    """Those within the window of failurePolicy.perReplica; they space out further ones."""
+
+
+class Condition(_Status):
+    """One aspect of the job's state, as Kubernetes tools expect it."""
+
+    type: str
+    """Available, Degraded, Suspended, Complete, Failed or Accepted."""
+    status: Literal["True", "False", "Unknown"]
+    """True, False or Unknown."""
+    reason: str
+    """One word that says why."""
+    message: str = ""
+    """A sentence that says why."""
+    last_transition_time: Time
+    """When the status changed last."""
+    observed_generation: int | None = None
+    """Generation of the spec that this speaks of."""
+
+
+class JobStatus(_Status):
+    """What the job is."""
+
+    observed_generation: int | None = None
+    """Generation of the spec that the operator saw last."""
+    state: JobState = JobState.PENDING
+    """Pending, Starting, Running, Degraded, Paused, Suspended, Complete or Failed."""
+    ready: str | None = None
+    """Replicas that train, of those wanted, as in 2/3."""
+    replicas: int = 0
+    """Replicas that have pods."""
+    ready_replicas: int = 0
+    """Replicas that train, or finished."""
+    selector: str | None = None
+    """Selects the job's training pods."""
+    restarts: int = 0
+    """Restarts of replicas so far."""
+    step: int = 0
+    """Newest final step."""
+    loss: float | None = None
+    """Loss of the newest final step."""
+    last_failure: str | None = None
+    """The newest failure of a replica in one line."""
+    conditions: Annotated[
+        tuple[Condition, ...],
+        Field(json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}),
+    ] = ()
+    """Available, Degraded, Suspended, Complete, Failed, Accepted."""
+    replica_statuses: Annotated[
+        tuple[ReplicaStatus, ...],
+        Field(json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["index"]}),
+    ] = ()
+    """Each replica, by index."""
+    coordinator: CoordinatorStatus = CoordinatorStatus()
+    """The coordinator's pod."""
+    start_time: Time | None = None
+    """When a replica trained for the first time."""
+    completion_time: Time | None = None
+    """When the job became Complete or Failed."""
+
+    @property
+    def terminal(self) -> bool:
+        """Complete and Failed are never left again."""
+        return self.state in (JobState.COMPLETE, JobState.FAILED)
+
+    def replica(self, index: int) -> ReplicaStatus | None:
+        """Return the entry of a replica, or None."""
+        return next((entry for entry in self.replica_statuses if entry.index == index), None)
+
+    def dump(self) -> dict[str, Any]:
+        """Return it as it stands in the object."""
+        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+# --- the object -----------------------------------------------------------------------------------------------------
+
+
+class Metadata(_Status):
+    """The part of an object's metadata that rules look at."""
+
+    name: str
+    namespace: str = "default"
+    uid: str = ""
+    resource_version: str = ""
+    generation: int | None = None
+    deletion_timestamp: str | None = None
+
+
+class Job(_Status):
+    """An FTHSDPJob."""
+
+    metadata: Metadata
+    spec: JobSpec
+    status: JobStatus = JobStatus()
+
+    @property
+    def name(self) -> str:
+        """Name of the job."""
+        return self.metadata.name
+
+    @property
+    def namespace(self) -> str:
+        """Namespace of the job."""
+        return self.metadata.namespace
+
+
+def parse_job(manifest: Mapping[str, Any]) -> Job:
+    """Turn a manifest into a Job; raises ConfigError with one sentence about the first thing that is wrong."""
+    if not isinstance(manifest, Mapping):
+        raise ConfigError(f"the manifest is {_show(manifest)}: it has to be a mapping with kind: {KIND}")
+    _check_kind(manifest)
+    _check_name(manifest)
+    try:
+        job = Job.model_validate(dict(manifest))
+    except ValidationError as error:
+        raise ConfigError(_sentence(error)) from error
+    for complaint in _complaints(job.spec):
+        raise ConfigError(complaint)
+    return job
+
+
+def _check_kind(manifest: Mapping[str, Any]) -> None:
+    for field, right in (("apiVersion", API_VERSION), ("kind", KIND)):
+        if manifest.get(field) != right:
+            raise ConfigError(f"{field} is {_show(manifest.get(field))}: it has to be {right}")
+    if "spec" not in manifest:
+        raise ConfigError("spec is missing: it has to name at least replicas and template")
+
+
+def _check_name(manifest: Mapping[str, Any]) -> None:
+    metadata = manifest.get("metadata")
+    name = metadata.get("name") if isinstance(metadata, Mapping) else None
+    if not isinstance(name, str) or not name:
+        raise ConfigError("metadata.name is missing: give the job a name")
+    if len(name) > MAX_JOB_NAME or not _NAME_PATTERN.fullmatch(name):
+        raise ConfigError(f"{_NAME_RULE} (it is {name!r}, {len(name)} characters)")
+
+
+def _complaints(spec: JobSpec) -> Iterator[str]:
+    """Say what the types above cannot, in the order in which people read a manifest."""
+    if spec.min_replicas > spec.replicas:
+        yield f"spec.{_REPLICAS_RULE} (they are {spec.min_replicas} and {spec.replicas})"
+    if spec.failure_policy.backoff.initial_seconds > spec.failure_policy.backoff.max_seconds:
+        yield f"spec.failurePolicy.{_BACKOFF_RULE}"
+    yield from _template_complaints(spec.template)
+
+
+def _template_complaints(template: Mapping[str, Any]) -> Iterator[str]:
+    pod = template.get("spec")
+    if not isinstance(pod, Mapping):
+        yield "spec.template.spec is missing: it has to hold the pod's containers"
+        return
+    containers = pod.get("containers")
+    if not isinstance(containers, list) or not containers:
+        yield "spec.template.spec.containers is missing or empty: name one container with image and command"
+        return
+    if pod.get("restartPolicy", "Never") != "Never":
+        yield f"spec.{_RESTART_RULE}"
+    for field in ("containers", "initContainers"):
+        for number, container in enumerate(pod.get(field) or ()):
+            yield from _container_complaints(container, f"spec.template.spec.{field}[{number}]")
+
+
+def _container_complaints(container: object, where: str) -> Iterator[str]:
+    if not isinstance(container, Mapping):
+        yield f"{where} is {_show(container)}: it has to be a mapping with name, image and command"
+        return
+    if not isinstance(container.get("name"), str) or not container["name"]:
+        yield f"{where}.name is missing: give the container a name"
+    env = container.get("env") or ()
+    if not isinstance(env, (list, tuple)):
+        yield f"{where}.env is {_show(env)}: it has to be a list of names and values"
+        return
+    for number, variable in enumerate(env):
+        name = variable.get("name") if isinstance(variable, Mapping) else None
+        if not isinstance(name, str):
+            yield f"{where}.env[{number}].name is missing: each entry of env has a name and a value"
+        elif _reserved(name):
+            yield f"{where}.env[{number}] names {name}: {_ENV_RULE}"
+
+
+def _reserved(name: str) -> bool:
+    return name.startswith((RESERVED_ENV_PREFIX, "PET_")) or name in RESERVED_ENV
+
+
+def _sentence(error: ValidationError) -> str:
+    """Say the first thing that pydantic found, in our words."""
+    first = error.errors(include_url=False)[0]
+    where = _path(first["loc"])
+    given, kind, context = first["input"], first["type"], first.get("ctx", {})
+    if kind == "missing":
+        return f"{where} is missing: {_description(first['loc'])}"
+    if kind == "extra_forbidden":
+        return f"{where} is not a field of {KIND}{_suggestion(first['loc'])}"
+    if kind in _WORDS:
+        return f"{where} is {_show(given)}: it has to be {_WORDS[kind].format(**context)}"
+    return f"{where} is {_show(given)}: {first['msg'][:1].lower()}{first['msg'][1:]}"
+
+
+_WORDS = {
+    "int_type": "a whole number",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "dict_type": "a mapping",
+    "model_type": "a mapping",
+    "greater_than_equal": "at least {ge}",
+    "less_than_equal": "at most {le}",
+    "string_too_short": "at least {min_length} character long",
+}
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).lstrip(".")
+
+
+def _show(value: object) -> str:
+    if value is None:
+        return "missing"
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}…"
+
+
+def _model_at(location: tuple[int | str, ...]) -> type[BaseModel] | None:
+    """Return the model that holds the last name of a location."""
+    model: type[BaseModel] = Job
+    for part in location[:-1]:
+        field = next((f for f in model.model_fields.values() if f.alias == part), None)
+        if field is None or not isinstance(field.annotation, type) or not issubclass(field.annotation, BaseModel):
+            return None
+        model = field.annotation
+    return model
+
+
+def _description(location: tuple[int | str, ...]) -> str:
+    model = _model_at(location)
+    fields = model.model_fields.values() if model else ()
+    field = next((f for f in fields if f.alias == location[-1]), None)
+    return (field.description if field and field.description else "it has to be given").rstrip(".")
+
+
+def _suggestion(location: tuple[int | str, ...]) -> str:
+    model = _model_at(location)
+    names = [f.alias or "" for f in model.model_fields.values()] if model else []
+    near = difflib.get_close_matches(str(location[-1]), names, n=1)
+    return f": did you mean {near[0]}?" if near else f": known here are {', '.join(names)}"

@@ -1,0 +1,76 @@
+"""The one seam to the outside: what a plan is executed on. Kubernetes here; processes on this machine in ``local``.
+
+Manifests go in and come out as Kubernetes writes them, as plain mappings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from fthsdp.coordinator.messages import Exited, Status
+from fthsdp.errors import FthsdpError
+
+from .api import Job
+from .plan import Event
+
+__all__ = ["AlreadyExists", "Cluster", "ClusterError", "Conflict", "Manifest"]
+
+Manifest = dict[str, Any]
+
+
+class ClusterError(FthsdpError):
+    """The cluster did not do what it was asked to; the message is its own."""
+
+
+class Conflict(ClusterError):
+    """The object has changed since it was read."""
+
+
+class AlreadyExists(ClusterError):
+    """An object of that kind and name is there."""
+
+
+class Cluster(Protocol):
+    """What the executor needs. Kinds are those of ``render`` and the job itself."""
+
+    coordinator_image: str
+    """Image for coordinators of jobs that name none."""
+
+    async def get_job(self, namespace: str, name: str) -> Manifest | None:
+        """Return the job, or None when it is gone."""
+        ...
+
+    async def list_pods(self, namespace: str, job: str) -> list[Manifest]:
+        """Return all pods labelled with the job's name, as they are now: no cache."""
+        ...
+
+    async def get(self, kind: str, namespace: str, name: str) -> Manifest | None:
+        """Return an object, or None."""
+        ...
+
+    async def create(self, manifest: Mapping[str, Any]) -> Manifest:
+        """Create an object; raises AlreadyExists."""
+        ...
+
+    async def delete(self, kind: str, namespace: str, name: str, *, uid: str, grace_seconds: int | None) -> None:
+        """Delete the object with this uid; one that is gone, or has another uid by now, is left alone."""
+        ...
+
+    async def patch_status(
+        self, namespace: str, name: str, status: Mapping[str, Any], *, resource_version: str
+    ) -> Manifest:
+        """Replace the job's status; raises Conflict when the job is not at this version any more."""
+        ...
+
+    async def tell_coordinator(self, job: Job, message: Exited) -> None:
+        """Send a message to the job's coordinator. One that does not listen is no error: it is told again."""
+        ...
+
+    async def coordinator_status(self, job: Job) -> Status | None:
+        """Ask the job's coordinator; None when it does not answer within a second."""
+        ...
+
+    async def record_event(self, job: Job, event: Event, now: float) -> None:
+        """Let people see what happened; never raises."""
+        ...

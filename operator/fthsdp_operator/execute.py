@@ -1,0 +1,134 @@
+"""From a plan to calls. ``reconcile`` looks, plans, writes the status, acts: in this order, each time anew.
+
+It keeps nothing between two calls and every action may be done twice, so it can be killed anywhere. It never goes on
+after a status write that failed: then somebody else has changed the job, and the plan was made for another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import secrets
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from itertools import groupby
+from typing import Any
+
+from fthsdp.errors import ConfigError
+
+from . import render
+from .api import Job, parse_job
+from .cluster import AlreadyExists, Cluster, ClusterError, Conflict
+from .observe import Observed, observe
+from .plan import Action, Create, Delete, Event, Plan, plan, refuse
+
+__all__ = ["IN_FLIGHT", "reconcile"]
+
+IN_FLIGHT = 50
+"""Calls of one kind at a time: beyond that, an API server only queues them."""
+
+
+async def reconcile(
+    cluster: Cluster,
+    namespace: str,
+    name: str,
+    now: float,
+    *,
+    last_words: Iterable[Mapping[str, Any]] = (),
+) -> float:
+    """Bring a job one step closer to what it should be.
+
+    ``last_words`` are pods as watch events showed them last, possibly gone by now. Returns the seconds after which to
+    look again even if nothing happens (infinity: only when something does). Raises ClusterError when a call failed:
+    try again, later.
+    """
+    manifest = await cluster.get_job(namespace, name)
+    if manifest is None:
+        return math.inf
+    try:
+        job = parse_job(manifest)
+    except ConfigError as error:
+        return await _refuse(cluster, manifest, str(error), now)
+    todo = plan(job, await _look(cluster, job, last_words), now)
+    try:
+        await _write_status(cluster, manifest, todo)
+    except Conflict:
+        return 0.0
+    await _act(cluster, job, todo, now)
+    return max(0.0, todo.wake_at - now)
+
+
+async def _look(cluster: Cluster, job: Job, last_words: Iterable[Mapping[str, Any]]) -> Observed:
+    wanted = [(m["kind"], m["metadata"]["name"]) for m in render.support(job, key="")]
+    pods, status, found = await asyncio.gather(
+        cluster.list_pods(job.namespace, job.name),
+        cluster.coordinator_status(job),
+        asyncio.gather(*(cluster.get(kind, job.namespace, name) for kind, name in wanted)),
+    )
+    return observe(
+        job,
+        pods,
+        last_words=last_words,
+        support=[key for key, there in zip(wanted, found, strict=True) if there is not None],
+        coordinator=status,
+        fresh_key=secrets.token_hex(32),
+        coordinator_image=cluster.coordinator_image,
+    )
+
+
+async def _write_status(cluster: Cluster, manifest: Mapping[str, Any], todo: Plan) -> None:
+    status = todo.status.dump()
+    if status == manifest.get("status"):
+        return
+    metadata = manifest["metadata"]
+    await cluster.patch_status(
+        metadata["namespace"], metadata["name"], status, resource_version=metadata["resourceVersion"]
+    )
+
+
+async def _act(cluster: Cluster, job: Job, todo: Plan, now: float) -> None:
+    """Do the actions, those of one stage side by side, then say what happened, even if one of them failed."""
+    try:
+        for _, stage in groupby(todo.actions, key=_stage):
+            await _together(cluster, job, list(stage))
+    except ClusterError as error:
+        await cluster.record_event(job, Event(warning=True, reason="CallFailed", message=str(error)), now)
+        raise
+    finally:
+        for event in todo.events:
+            await cluster.record_event(job, event, now)
+
+
+def _stage(action: Action) -> tuple[type[Action], bool]:
+    return type(action), isinstance(action, Create) and action.manifest["kind"] == "Pod"
+
+
+async def _together(cluster: Cluster, job: Job, actions: list[Action]) -> None:
+    turn = asyncio.Semaphore(IN_FLIGHT)
+
+    async def one(action: Action) -> None:
+        async with turn:
+            await _call(cluster, job, action)
+
+    results = await asyncio.gather(*map(one, actions), return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+
+
+async def _call(cluster: Cluster, job: Job, action: Action) -> None:
+    if isinstance(action, Create):
+        with suppress(AlreadyExists):
+            await cluster.create(action.manifest)
+    elif isinstance(action, Delete):
+        await cluster.delete(
+            action.kind, job.namespace, action.name, uid=action.uid, grace_seconds=action.grace_seconds
+        )
+    else:
+        await cluster.tell_coordinator(job, action.message)
+
+
+async def _refuse(cluster: Cluster, manifest: Mapping[str, Any], message: str, now: float) -> float:
+    todo = refuse(manifest, message, now)
+    await _write_status(cluster, manifest, todo)
+    return math.inf

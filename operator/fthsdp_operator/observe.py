@@ -1,0 +1,212 @@
+"""What the operator sees: raw pods become small views, everything else that a plan needs stands beside them.
+
+Watch events are hints only; the pods come from one LIST. The one thing that a LIST cannot show is how a pod ended that
+is already gone: those *last words* are pods as a watch event showed them last, and they only ever add an exit code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from fthsdp.coordinator.messages import ReplicaStatus as MemberStatus
+from fthsdp.coordinator.messages import Status
+
+from .api import (
+    ATTEMPT_LABEL,
+    CONFIG_ANNOTATION,
+    JOB_UID_LABEL,
+    POD_INDEX_LABEL,
+    REPLICA_LABEL,
+    ROLE_LABEL,
+    Job,
+    Role,
+)
+
+__all__ = ["Exit", "Observed", "PodView", "observe", "view"]
+
+Manifest = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exit:
+    """How a container ended."""
+
+    container: str
+    code: int
+    reason: str
+    message: str
+    time: float | None
+    """Unix time in seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodView:
+    """The part of a pod that rules look at."""
+
+    name: str
+    uid: str
+    role: Role
+    replica: int
+    """-1 for the coordinator."""
+    attempt: int
+    index: int
+    phase: str
+    node: str | None = None
+    ip: str | None = None
+    config: str = ""
+    """What a coordinator was started with."""
+    reason: str = ""
+    """The kubelet's or the disruption's reason, where there is one."""
+    message: str = ""
+    deleted: float | None = None
+    """Unix time at which its deletion was asked for; None while nobody did."""
+    gone_by: float | None = None
+    """Unix time at which its grace period ends."""
+    exit: Exit | None = None
+    """The first container that failed; where none did, the first that ended."""
+
+    @property
+    def over(self) -> bool:
+        """No container of it runs any more."""
+        return self.phase in ("Succeeded", "Failed")
+
+    @property
+    def alive(self) -> bool:
+        """It may run, and nobody asked it to stop."""
+        return not self.over and self.deleted is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """Everything outside the job's own object that a plan depends on."""
+
+    pods: tuple[PodView, ...] = ()
+    """Pods of this job: not those of an earlier job of the same name."""
+    support: frozenset[tuple[str, str]] = frozenset()
+    """Kind and name of the other objects of the job that exist."""
+    coordinator: Status | None = None
+    """What the coordinator says; None when it did not answer."""
+    last_words: Mapping[str, PodView]
+    """By name: pods as a watch event showed them last. They may be gone by now."""
+    fresh_key: str
+    """Randomness: the job's key, should it have to be made now."""
+    coordinator_image: str
+    """Image for coordinators of jobs that name none."""
+
+    @property
+    def coordinator_pod(self) -> PodView | None:
+        """The coordinator's pod."""
+        return next((pod for pod in self.pods if pod.role is Role.COORDINATOR), None)
+
+    @property
+    def trainers(self) -> tuple[PodView, ...]:
+        """All training pods, of every attempt."""
+        return tuple(pod for pod in self.pods if pod.role is Role.TRAINER)
+
+    def group(self, replica: int, attempt: int) -> tuple[PodView, ...]:
+        """Pods of one attempt of one replica."""
+        return tuple(pod for pod in self.trainers if (pod.replica, pod.attempt) == (replica, attempt))
+
+    def member(self, replica: int, attempt: int) -> MemberStatus | None:
+        """What the coordinator says of this attempt of a replica."""
+        members = self.coordinator.replicas if self.coordinator else ()
+        return next((m for m in members if (m.replica, m.attempt) == (replica, attempt)), None)
+
+    def last_seen(self, name: str) -> PodView | None:
+        """A pod as it is now, or as it was seen last."""
+        return next((pod for pod in self.pods if pod.name == name), None) or self.last_words.get(name)
+
+
+def observe(
+    job: Job,
+    pods: Iterable[Manifest],
+    *,
+    last_words: Iterable[Manifest] = (),
+    support: Iterable[tuple[str, str]] = (),
+    coordinator: Status | None = None,
+    fresh_key: str,
+    coordinator_image: str,
+) -> Observed:
+    """Put together what a plan needs; pods that belong to another job of the same name are passed over."""
+    return Observed(
+        pods=_views(job, pods),
+        last_words={pod.name: pod for pod in _views(job, last_words)},
+        support=frozenset(support),
+        coordinator=coordinator,
+        fresh_key=fresh_key,
+        coordinator_image=coordinator_image,
+    )
+
+
+def _views(job: Job, pods: Iterable[Manifest]) -> tuple[PodView, ...]:
+    mine = (pod for pod in pods if _labels(pod).get(JOB_UID_LABEL, "") == job.metadata.uid)
+    return tuple(seen for seen in map(view, mine) if seen is not None)
+
+
+def view(pod: Manifest) -> PodView | None:
+    """Turn a pod into a view; None for a pod whose labels are not those of a job's pod."""
+    labels, metadata = _labels(pod), pod["metadata"]
+    try:
+        role = Role(labels.get(ROLE_LABEL, ""))
+        trainer = role is Role.TRAINER
+        replica, attempt, index = (
+            int(labels[label]) if trainer else -1 for label in (REPLICA_LABEL, ATTEMPT_LABEL, POD_INDEX_LABEL)
+        )
+    except (KeyError, ValueError):
+        return None
+    status = pod.get("status") or {}
+    disruption = _disruption(status)
+    gone_by = _seconds(metadata.get("deletionTimestamp"))
+    return PodView(
+        name=metadata["name"],
+        uid=metadata.get("uid", ""),
+        role=role,
+        replica=replica,
+        attempt=attempt,
+        index=index,
+        phase=status.get("phase") or "Pending",
+        node=(pod.get("spec") or {}).get("nodeName") or None,
+        ip=status.get("podIP") or None,
+        config=(metadata.get("annotations") or {}).get(CONFIG_ANNOTATION, ""),
+        reason=status.get("reason") or disruption[0],
+        message=status.get("message") or disruption[1],
+        deleted=None if gone_by is None else gone_by - (metadata.get("deletionGracePeriodSeconds") or 0),
+        gone_by=gone_by,
+        exit=_exit(status),
+    )
+
+
+def _labels(pod: Manifest) -> Mapping[str, str]:
+    return pod["metadata"].get("labels") or {}
+
+
+def _seconds(text: str | None) -> float | None:
+    return None if text is None else datetime.fromisoformat(text).timestamp()
+
+
+def _disruption(status: Manifest) -> tuple[str, str]:
+    """Why Kubernetes itself took the pod away (condition DisruptionTarget)."""
+    for condition in status.get("conditions") or ():
+        if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
+            return condition.get("reason") or "", condition.get("message") or ""
+    return "", ""
+
+
+def _exit(status: Manifest) -> Exit | None:
+    ended = [
+        Exit(
+            container=container["name"],
+            code=terminated.get("exitCode", 0),
+            reason=terminated.get("reason") or "",
+            message=terminated.get("message") or "",
+            time=_seconds(terminated.get("finishedAt")),
+        )
+        for field in ("initContainerStatuses", "containerStatuses")
+        for container in status.get(field) or ()
+        if (terminated := (container.get("state") or {}).get("terminated"))
+        and (field == "containerStatuses" or terminated.get("exitCode", 0) != 0)
+    ]
+    return next((one for one in ended if one.code != 0), ended[0] if ended else None)

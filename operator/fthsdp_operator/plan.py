@@ -1,0 +1,553 @@
+"""The rules: what is to be done for a job, given what is there. Pure, and the only place that has them.
+
+A plan is a status, actions and events, in this order: the executor writes the status first, and only when that write
+succeeded does it act. So a restart is decided exactly once (the new attempt number is in the status before any pod of
+the old one is deleted), and an operator that dies anywhere continues: everything that follows from a written status is
+derived again from it and from what is there.
+
+Everything is level-triggered. A replica is *Pending* while its pods are being created, and only while it is; from the
+moment all of them were seen, a missing pod is one that somebody deleted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from fthsdp.coordinator import messages
+from fthsdp.coordinator.messages import Exited
+
+from . import policy, render
+from .api import (
+    KIND,
+    Condition,
+    CoordinatorStatus,
+    Failure,
+    Job,
+    JobState,
+    JobStatus,
+    ReplicaState,
+    ReplicaStatus,
+)
+from .observe import Observed, PodView
+
+__all__ = ["POLL", "Action", "Create", "Delete", "Event", "Plan", "Tell", "plan", "refuse"]
+
+POLL = 2.0
+"""Seconds after which a job that has pods is looked at again without any event: the coordinator's numbers move on."""
+COORDINATOR_LINGER = 30.0
+"""Seconds that a coordinator may take to exit by itself after the job is complete."""
+OVERDUE = 2.0
+"""Seconds past its grace period after which a coordinator's pod is removed by force: its node does not answer. Safe for
+a coordinator, since two of them can never both write the epoch."""
+
+_UP = (ReplicaState.STARTING, ReplicaState.CATCHING_UP, ReplicaState.ACTIVE)
+_WAITING = (ReplicaState.PENDING, ReplicaState.BACKOFF)
+_ENDED = (ReplicaState.FINISHED, ReplicaState.FAILED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Create:
+    """Create an object; that it exists is fine."""
+
+    manifest: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delete:
+    """Delete an object; that it is gone, or another one by now, is fine."""
+
+    kind: str
+    name: str
+    uid: str
+    grace_seconds: int | None = None
+    """None: the object's own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tell:
+    """Tell the coordinator; that it does not listen is fine."""
+
+    message: Exited
+
+
+Action = Create | Delete | Tell
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something that people should be able to read in ``kubectl describe``."""
+
+    warning: bool = False
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What to do now."""
+
+    status: JobStatus
+    """To be written first, if it differs from what stands there."""
+    actions: tuple[Action, ...] = ()
+    """In this order."""
+    events: tuple[Event, ...] = ()
+    """To be recorded last."""
+    wake_at: float = math.inf
+    """Unix time in seconds at which to look again even if nothing happens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Step:
+    """What becomes of one part of a job: a replica, the coordinator."""
+
+    actions: tuple[Action, ...] = ()
+    events: tuple[Event, ...] = ()
+    wake_at: float = math.inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Group(_Step):
+    """What becomes of one replica."""
+
+    entry: ReplicaStatus
+    give_up: policy.Verdict | None = None
+    """The replica may not be restarted any more, and the job fails for it."""
+
+
+def plan(job: Job, observed: Observed, now: float) -> Plan:
+    """Return what to do for a job; ``now`` is Unix time in seconds. The same arguments give the same plan."""
+    if job.metadata.deletion_timestamp is not None:
+        return Plan(status=job.status)  # the garbage collector takes everything, through the owner references
+    if job.status.terminal:
+        return _after_the_end(job, observed, now)
+    if job.spec.suspend:
+        return _suspended(job, observed, now)
+    return _running(job, observed, now)
+
+
+# --- a job that should run ------------------------------------------------------------------------------------------
+
+
+def _running(job: Job, observed: Observed, now: float) -> Plan:
+    entries = [_entry_now(job, observed, index) for index in range(job.spec.replicas)]
+    over = _run_is_over(observed) or any(entry.state is ReplicaState.FINISHED for entry in entries)
+    groups = [_group(job, observed, entry, now, over=over) for entry in entries]
+    removed = [_removed(observed, entry) for entry in job.status.replica_statuses if entry.index >= job.spec.replicas]
+    everything = tuple(group.entry for group in (*groups, *removed))
+    failed = next((group for group in groups if group.give_up is not None), None)
+    if failed is not None and failed.give_up is not None:
+        return _ended(job, observed, everything, now, JobState.FAILED, failed.give_up.give_up, failed.give_up.message)
+    if over and not _trains(observed, everything):
+        return _ended(job, observed, everything, now, JobState.COMPLETE, "RunFinished", "all training pods have ended")
+    coordinator, keeper = _coordinator(job, observed, now, over=over)
+    steps: list[_Step] = [keeper, *groups, *removed]
+    status = _status(job, observed, everything, now, over=over, coordinator=coordinator)
+    return Plan(
+        status=status,
+        actions=tuple(_in_order(job, observed, steps, everything, now)),
+        events=(*_milestones(job, status), *(event for step in steps for event in step.events)),
+        wake_at=min(now + POLL, *(step.wake_at for step in steps)),
+    )
+
+
+def _in_order(
+    job: Job, observed: Observed, steps: Iterable[_Step], entries: tuple[ReplicaStatus, ...], now: float
+) -> Iterator[Action]:
+    """Order the actions: tell, so that nobody waits; delete; create what pods lean on; create pods."""
+    actions = [action for step in steps for action in step.actions]
+    actions += _unheard(observed, entries, {a.message.replica for a in actions if isinstance(a, Tell)}, now)
+    yield from (action for action in actions if isinstance(action, Tell))
+    yield from (action for action in actions if isinstance(action, Delete))
+    for manifest in render.support(job, key=observed.fresh_key):
+        if (manifest["kind"], manifest["metadata"]["name"]) not in observed.support:
+            yield Create(manifest=manifest)
+    yield from (action for action in actions if isinstance(action, Create))
+
+
+def _unheard(observed: Observed, entries: tuple[ReplicaStatus, ...], told: set[int], now: float) -> Iterator[Tell]:
+    """Tell again what a coordinator has not heard: it still counts on an attempt that is history."""
+    members = observed.coordinator.replicas if observed.coordinator else ()
+    for member in members:
+        entry = next((entry for entry in entries if entry.index == member.replica), None)
+        if entry and member.attempt < entry.attempt and member.role is not None and member.replica not in told:
+            yield _tell(entry.index, member.attempt, "it was replaced by a newer attempt", now)
+
+
+def _tell(replica: int, attempt: int, reason: str, now: float) -> Tell:
+    return Tell(message=Exited(replica=replica, attempt=attempt, reason=reason, detected=now))
+
+
+def _run_is_over(observed: Observed) -> bool:
+    """The run has reached its last step: who fails now is not started again, into a run without anybody else."""
+    pod = observed.coordinator_pod
+    exited = pod is not None and pod.phase == "Succeeded" and pod.deleted is None
+    return exited or (observed.coordinator is not None and observed.coordinator.finished)
+
+
+def _trains(observed: Observed, entries: tuple[ReplicaStatus, ...]) -> bool:
+    """Some pod still runs. One that is being deleted does not count: its node may never say that it stopped."""
+    return any(
+        pod.phase in ("Running", "Unknown") and pod.deleted is None
+        for entry in entries
+        if entry.state is not ReplicaState.REMOVED
+        for pod in observed.group(entry.index, entry.attempt)
+    )
+
+
+# --- one replica ----------------------------------------------------------------------------------------------------
+
+
+def _entry_now(job: Job, observed: Observed, index: int) -> ReplicaStatus:
+    """Bring the recorded state of a replica up to what is there, as far as that costs nothing."""
+    entry = job.status.replica(index) or ReplicaStatus(index=index)
+    entry = entry.model_copy(update={"last_failure": policy.with_exit_code(entry.last_failure, observed)})
+    if entry.state in (ReplicaState.SUSPENDED, ReplicaState.REMOVED):
+        return entry.model_copy(update={"state": ReplicaState.PENDING, "attempt": entry.attempt + 1})
+    if entry.state not in _ENDED and _finished(job, observed, entry):
+        return entry.model_copy(update={"state": ReplicaState.FINISHED})
+    return entry
+
+
+def _finished(job: Job, observed: Observed, entry: ReplicaStatus) -> bool:
+    """All pods exited with 0. A replica that was asked to leave does so too, but one of its pods is being deleted."""
+    pods = observed.group(entry.index, entry.attempt)
+    good = [pod for pod in pods if pod.phase == "Succeeded" and pod.deleted is None]
+    return len(good) == job.spec.pods_per_replica
+
+
+def _group(job: Job, observed: Observed, entry: ReplicaStatus, now: float, *, over: bool) -> _Group:
+    stale = _delete(pod for pod in observed.trainers if pod.replica == entry.index and pod.attempt < entry.attempt)
+    if entry.state in _ENDED:
+        return _Group(entry=entry, actions=stale)
+    failure = policy.failure_of(job, observed, entry, now, complete=entry.state not in _WAITING)
+    if failure is not None:
+        return _failed(job, observed, entry, failure, now, over=over)
+    if over and entry.state in _WAITING:
+        return _Group(entry=entry.model_copy(update={"state": ReplicaState.FAILED, "next_restart_time": None}))
+    if entry.next_restart_time is not None and entry.next_restart_time > now:
+        return _Group(entry=entry, actions=stale, wake_at=entry.next_restart_time)
+    return _growing(job, observed, entry, stale)
+
+
+def _growing(job: Job, observed: Observed, entry: ReplicaStatus, stale: tuple[Delete, ...]) -> _Group:
+    """A replica that nothing is wrong with: create what is missing, or see how far it got."""
+    there = {pod.index for pod in observed.group(entry.index, entry.attempt)}
+    missing = [index for index in range(job.spec.pods_per_replica) if index not in there]
+    state = ReplicaState.PENDING if missing else _progress(observed, entry)
+    after = entry.model_copy(update={"state": state, "next_restart_time": None})
+    creates = tuple(
+        Create(manifest=render.training_pod(job, replica=entry.index, attempt=entry.attempt, index=index))
+        for index in missing
+    )
+    return _Group(entry=after, actions=(*stale, *creates), events=_news(entry, after))
+
+
+def _progress(observed: Observed, entry: ReplicaStatus) -> ReplicaState:
+    """How far a replica got whose pods all exist. Only the coordinator knows who trains; silent, nothing changes."""
+    before = entry.state if entry.state in _UP else ReplicaState.STARTING
+    member = observed.member(entry.index, entry.attempt)
+    if observed.coordinator is None or observed.coordinator.finished:
+        return before
+    if member is None:
+        return ReplicaState.STARTING if before is not ReplicaState.ACTIVE else ReplicaState.CATCHING_UP
+    return ReplicaState.ACTIVE if member.role is messages.Role.ACTIVE else ReplicaState.CATCHING_UP
+
+
+def _news(before: ReplicaStatus, after: ReplicaStatus) -> tuple[Event, ...]:
+    if after.state is not ReplicaState.ACTIVE or before.state is ReplicaState.ACTIVE:
+        return ()
+    return (Event(reason="ReplicaActive", message=f"replica {after.index} trains (attempt {after.attempt})"),)
+
+
+def _failed(job: Job, observed: Observed, entry: ReplicaStatus, failure: Failure, now: float, *, over: bool) -> _Group:
+    """Restart a replica: the next attempt is counted here, and all the rest follows from that number."""
+    told = _tell(entry.index, entry.attempt, failure_line(entry.index, failure), now)
+    noted = entry.model_copy(update={"last_failure": failure})
+    if over:
+        gone = noted.model_copy(update={"state": ReplicaState.FAILED})
+        return _Group(entry=gone, actions=(told, *_delete(observed.group(entry.index, entry.attempt))))
+    trained = _step(job, observed) > 0
+    verdict = policy.judge(job.spec.failure_policy, entry, failure, now, trained=trained)
+    if verdict.give_up:
+        return _Group(entry=noted.model_copy(update={"state": ReplicaState.FAILED}), give_up=verdict)
+    after = _next_attempt(job, noted, verdict.restart_at, now)
+    dead = _delete(pod for pod in observed.trainers if pod.replica == entry.index)
+    creates = _growing(job, observed, after, ()).actions if after.state is ReplicaState.PENDING else ()
+    return _Group(
+        entry=after,
+        actions=(told, *dead, *creates),
+        events=(_restart_event(after, failure, now),),
+        wake_at=after.next_restart_time or math.inf,
+    )
+
+
+def _next_attempt(job: Job, entry: ReplicaStatus, restart_at: float, now: float) -> ReplicaStatus:
+    window = job.spec.failure_policy.per_replica.window_seconds
+    waits = restart_at > now
+    return entry.model_copy(
+        update={
+            "state": ReplicaState.BACKOFF if waits else ReplicaState.PENDING,
+            "attempt": entry.attempt + 1,
+            "restarts": entry.restarts + 1,
+            "recent_restarts": (*policy.recent(entry.recent_restarts, window, now), now),
+            "next_restart_time": restart_at if waits else None,
+        }
+    )
+
+
+def _restart_event(entry: ReplicaStatus, failure: Failure, now: float) -> Event:
+    wait = (entry.next_restart_time or now) - now
+    when = f"in {wait:.0f} s" if wait > 0 else "now"
+    detail = f": {failure.message}" if failure.message else ""
+    line = failure_line(entry.index, failure)
+    return Event(warning=True, reason="ReplicaFailed", message=f"{line}{detail}; attempt {entry.attempt} starts {when}")
+
+
+def _removed(observed: Observed, entry: ReplicaStatus) -> _Group:
+    """A replica beyond spec.replicas leaves at a step boundary: it is asked to, and the coordinator is not told."""
+    pods = [pod for pod in observed.trainers if pod.replica == entry.index]
+    after = entry.model_copy(update={"state": ReplicaState.REMOVED, "next_restart_time": None})
+    return _Group(entry=after, actions=_delete(pods))
+
+
+def _delete(pods: Iterable[PodView]) -> tuple[Delete, ...]:
+    return tuple(Delete(kind="Pod", name=pod.name, uid=pod.uid) for pod in pods if pod.deleted is None)
+
+
+def failure_line(replica: int, failure: Failure) -> str:
+    """Say in one short line what happened to a replica."""
+    ended = "" if failure.exit_code is None else f" exit {failure.exit_code}"
+    return f"r{replica} {failure.pod} {failure.reason}{ended}"
+
+
+# --- the coordinator's pod ------------------------------------------------------------------------------------------
+
+
+def _coordinator(job: Job, observed: Observed, now: float, *, over: bool) -> tuple[CoordinatorStatus, _Step]:
+    """Keep the coordinator's pod there. Its loss is nobody's failure: training goes on without it."""
+    before, pod = job.status.coordinator, observed.coordinator_pod
+    if pod is None:
+        return (before, _Step()) if over else _start_coordinator(job, observed, now)
+    if pod.over and not over:
+        return before, _Step(actions=(_by_force(pod),), wake_at=now)
+    if pod.gone_by is not None:
+        overdue = pod.gone_by + OVERDUE
+        return before, _Step(actions=(_by_force(pod),)) if now >= overdue else _Step(wake_at=overdue)
+    outdated = pod.config != render.coordinator_config(job) and not _leaving(job, observed)
+    return before, _Step(actions=_delete([pod]) if outdated else ())
+
+
+def _by_force(pod: PodView) -> Delete:
+    return Delete(kind="Pod", name=pod.name, uid=pod.uid, grace_seconds=0)
+
+
+def _leaving(job: Job, observed: Observed) -> bool:
+    """Replicas that were scaled away are still there; a coordinator that knows them not would not let them leave."""
+    return any(pod.replica >= job.spec.replicas for pod in observed.trainers)
+
+
+def _start_coordinator(job: Job, observed: Observed, now: float) -> tuple[CoordinatorStatus, _Step]:
+    before, rules = job.status.coordinator, job.spec.failure_policy
+    starts = policy.recent(before.recent_starts, rules.per_replica.window_seconds, now)
+    allowed_at = starts[-1] + policy.wait_before(len(starts) - 1, rules.backoff) if starts else now
+    if allowed_at > now:
+        return before, _Step(wake_at=allowed_at)
+    after = CoordinatorStatus(starts=before.starts + 1, recent_starts=(*starts, now))
+    create = Create(manifest=render.coordinator_pod(job, image=observed.coordinator_image))
+    lost = Event(warning=True, reason="CoordinatorReplaced", message=f"start {after.starts} of the coordinator's pod")
+    return after, _Step(actions=(create,), events=(lost,) if before.starts else ())
+
+
+# --- suspended, complete, failed ------------------------------------------------------------------------------------
+
+
+def _suspended(job: Job, observed: Observed, now: float) -> Plan:
+    entries = tuple(
+        entry
+        if entry.state in (*_ENDED, ReplicaState.REMOVED)
+        else entry.model_copy(update={"state": ReplicaState.SUSPENDED, "next_restart_time": None})
+        for entry in job.status.replica_statuses
+    )
+    status = _status(job, observed, entries, now, state=JobState.SUSPENDED)
+    return Plan(status=status, actions=_delete(observed.pods), events=_milestones(job, status))
+
+
+def _ended(
+    job: Job,
+    observed: Observed,
+    entries: tuple[ReplicaStatus, ...],
+    now: float,
+    state: JobState,
+    reason: str,
+    message: str,
+) -> Plan:
+    """Write the end into the status; cleaning up follows from it at the next look."""
+    status = _status(job, observed, entries, now, state=state, verdict=(reason, message), completion_time=now)
+    event = Event(warning=state is JobState.FAILED, reason=reason, message=message)
+    return Plan(status=status, events=(event,), wake_at=now)
+
+
+def _after_the_end(job: Job, observed: Observed, now: float) -> Plan:
+    """Leave ended pods for their logs, stop the others, and delete the job when its time is up."""
+    ended, ttl = job.status.completion_time or now, job.spec.ttl_seconds_after_finished
+    entries = tuple(
+        entry.model_copy(update={"last_failure": policy.with_exit_code(entry.last_failure, observed)})
+        for entry in job.status.replica_statuses
+    )
+    status = job.status.model_copy(update={"replica_statuses": entries, "last_failure": _last_failure(entries)})
+    if ttl is not None and now >= ended + ttl:
+        return Plan(status=status, actions=(Delete(kind=KIND, name=job.name, uid=job.metadata.uid),))
+    linger = ended + COORDINATOR_LINGER if job.status.state is JobState.COMPLETE else ended
+    keeper = observed.coordinator_pod
+    useless = [pod for pod in observed.pods if not pod.over and (pod is not keeper or now >= linger)]
+    waits = [linger] if keeper is not None and keeper.alive and now < linger else []
+    waits += [ended + ttl] if ttl is not None else []
+    return Plan(status=status, actions=_delete(useless), wake_at=min(waits, default=math.inf))
+
+
+# --- status ---------------------------------------------------------------------------------------------------------
+
+
+def _status(
+    job: Job,
+    observed: Observed,
+    entries: tuple[ReplicaStatus, ...],
+    now: float,
+    *,
+    over: bool = False,
+    coordinator: CoordinatorStatus | None = None,
+    state: JobState | None = None,
+    verdict: tuple[str, str] = ("", ""),
+    completion_time: float | None = None,
+) -> JobStatus:
+    before = job.status
+    ready = sum(entry.state in (ReplicaState.ACTIVE, ReplicaState.FINISHED) for entry in entries)
+    start_time = before.start_time if before.start_time is not None or not ready else now
+    state = state or _state(job, observed, ready, over=over, started=start_time is not None)
+    return JobStatus(
+        observed_generation=job.metadata.generation,
+        state=state,
+        ready=f"{ready}/{job.spec.replicas}",
+        replicas=sum(bool(observed.group(entry.index, entry.attempt)) for entry in entries),
+        ready_replicas=ready,
+        selector=render.selector(job.name),
+        restarts=sum(entry.restarts for entry in entries),
+        step=_step(job, observed),
+        loss=_loss(job, observed),
+        last_failure=_last_failure(entries),
+        conditions=_conditions(job, entries, state, ready, verdict, now),
+        replica_statuses=entries,
+        coordinator=coordinator or before.coordinator,
+        start_time=start_time,
+        completion_time=completion_time,
+    )
+
+
+def _step(job: Job, observed: Observed) -> int:
+    return observed.coordinator.step if observed.coordinator is not None else job.status.step
+
+
+def _loss(job: Job, observed: Observed) -> float | None:
+    """The newest loss. JSON has no NaN: a run that diverged shows none."""
+    loss = job.status.loss if observed.coordinator is None else observed.coordinator.loss
+    return loss if loss is not None and math.isfinite(loss) else None
+
+
+def _state(job: Job, observed: Observed, ready: int, *, over: bool, started: bool) -> JobState:
+    if over:
+        return JobState.RUNNING
+    if not started:
+        return JobState.STARTING if any(pod.node for pod in observed.trainers) else JobState.PENDING
+    if ready < job.spec.min_replicas or (observed.coordinator is not None and observed.coordinator.paused):
+        return JobState.PAUSED
+    return JobState.RUNNING if ready >= job.spec.replicas else JobState.DEGRADED
+
+
+def _last_failure(entries: tuple[ReplicaStatus, ...]) -> str | None:
+    failures = [(entry.last_failure.time, entry.index, entry.last_failure) for entry in entries if entry.last_failure]
+    if not failures:
+        return None
+    _, index, failure = max(failures, key=lambda item: item[0])
+    return failure_line(index, failure)
+
+
+def _conditions(
+    job: Job, entries: tuple[ReplicaStatus, ...], state: JobState, ready: int, verdict: tuple[str, str], now: float
+) -> tuple[Condition, ...]:
+    wanted, least = job.spec.replicas, job.spec.min_replicas
+    away = ", ".join(f"replica {e.index} is {e.state}" for e in entries if e.state not in _CALM)
+    enough = ready >= least and state not in (JobState.PAUSED, JobState.SUSPENDED, JobState.FAILED)
+    training = f"{ready} of {wanted} replicas train, minReplicas is {least}"
+    short = state in (JobState.DEGRADED, JobState.PAUSED)
+    rows = (
+        ("Accepted", True, "Valid", ""),
+        ("Available", enough, "EnoughReplicas" if enough else "TooFewReplicas", training),
+        ("Degraded", short, "ReplicasMissing" if short else "NoneMissing", away if short else ""),
+        ("Suspended", state is JobState.SUSPENDED, "SuspendIsTrue" if job.spec.suspend else "SuspendIsFalse", ""),
+        ("Complete", state is JobState.COMPLETE, *_ending(state, JobState.COMPLETE, verdict)),
+        ("Failed", state is JobState.FAILED, *_ending(state, JobState.FAILED, verdict)),
+    )
+    return tuple(_condition(job, *row, now=now) for row in rows)
+
+
+_CALM = (ReplicaState.ACTIVE, ReplicaState.FINISHED, ReplicaState.REMOVED)
+
+
+def _ending(state: JobState, end: JobState, verdict: tuple[str, str]) -> tuple[str, str]:
+    return verdict if state is end else ("NotEnded", "")
+
+
+def _condition(job: Job, kind: str, holds: bool, reason: str, message: str, *, now: float) -> Condition:
+    before = next((condition for condition in job.status.conditions if condition.type == kind), None)
+    status = "True" if holds else "False"
+    since = before.last_transition_time if before is not None and before.status == status else now
+    return Condition(
+        type=kind,
+        status=status,
+        reason=reason,
+        message=message,
+        last_transition_time=since,
+        observed_generation=job.metadata.generation,
+    )
+
+
+def _milestones(job: Job, status: JobStatus) -> tuple[Event, ...]:
+    """Events that follow from how the job's state moved."""
+    if job.status.state is status.state:
+        return ()
+    training = f"{status.ready} replicas train"
+    if status.state is JobState.RUNNING:
+        return (Event(reason="Running", message=training),)
+    if status.state is JobState.PAUSED:
+        return (Event(warning=True, reason="Paused", message=f"{training}, minReplicas is {job.spec.min_replicas}"),)
+    if status.state is JobState.SUSPENDED:
+        return (Event(reason="Suspended", message="spec.suspend is true: all pods are deleted"),)
+    return ()
+
+
+def refuse(manifest: Mapping[str, Any], message: str, now: float) -> Plan:
+    """Return the plan for a job that cannot be understood: say so, and touch nothing that runs."""
+    try:
+        before = JobStatus.model_validate(manifest.get("status") or {})
+    except ValidationError:
+        before = JobStatus()
+    generation = manifest["metadata"].get("generation")
+    others = tuple(condition for condition in before.conditions if condition.type != "Accepted")
+    known = next((condition for condition in before.conditions if condition.type == "Accepted"), None)
+    already = known is not None and known.status == "False"
+    refused = Condition(
+        type="Accepted",
+        status="False",
+        reason="InvalidSpec",
+        message=message,
+        last_transition_time=known.last_transition_time if known is not None and already else now,
+        observed_generation=generation,
+    )
+    status = before.model_copy(update={"conditions": (refused, *others), "observed_generation": generation})
+    event = Event(warning=True, reason="InvalidSpec", message=message)
+    return Plan(status=status, events=() if already else (event,))

@@ -1,0 +1,260 @@
+"""What each object of a job looks like. Pure: a job and a few numbers in, manifests out.
+
+The user's pod template is taken as it is; added are who the pod is (labels, environment before the user's own, so that
+``$(FTHSDP_REPLICA)`` can be used there), how it is found (host name, subdomain) and the job's key.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from fthsdp import environment
+
+from .api import (
+    API_VERSION,
+    ATTEMPT_LABEL,
+    CONFIG_ANNOTATION,
+    JOB_LABEL,
+    JOB_UID_LABEL,
+    KIND,
+    POD_INDEX_LABEL,
+    REPLICA_LABEL,
+    ROLE_LABEL,
+    Job,
+    Role,
+    coordinator_name,
+    pod_name,
+)
+
+__all__ = [
+    "COORDINATOR_PORT",
+    "KEY_FILE",
+    "config_map_name",
+    "coordinator_config",
+    "coordinator_pod",
+    "secret_name",
+    "selector",
+    "support",
+    "training_pod",
+]
+
+Manifest = dict[str, Any]
+
+COORDINATOR_PORT = 29400
+MASTER_PORT = 29500
+KEY_FOLDER = "/var/run/fthsdp"
+KEY_FILE = f"{KEY_FOLDER}/key"
+KEY_VOLUME = "fthsdp-key"
+KEY_MODE = 0o444
+"""Readable for whatever user the image runs as: the file is root's, the pod's security context is the user's business,
+and nobody else is in the pod."""
+
+
+def secret_name(job: str) -> str:
+    """Name of the Secret that holds the job's key."""
+    return f"{job}-key"
+
+
+def config_map_name(job: str) -> str:
+    """Name of the ConfigMap in which the coordinator keeps the epoch."""
+    return f"{job}-epoch"
+
+
+def selector(job: str) -> str:
+    """Label selector of the job's training pods."""
+    return f"{JOB_LABEL}={job},{ROLE_LABEL}={Role.TRAINER}"
+
+
+# --- training pods --------------------------------------------------------------------------------------------------
+
+
+def training_pod(job: Job, *, replica: int, attempt: int, index: int) -> Manifest:
+    """Return one pod of one attempt of a replica."""
+    name = pod_name(job.name, replica, attempt, index)
+    template = copy.deepcopy(job.spec.template)
+    metadata, spec = template.get("metadata") or {}, template["spec"]
+    numbers = {REPLICA_LABEL: replica, ATTEMPT_LABEL: attempt, POD_INDEX_LABEL: index}
+    ours = _labels(job, Role.TRAINER) | {label: str(number) for label, number in numbers.items()}
+    spec |= {"restartPolicy": "Never", "hostname": name, "subdomain": job.name}
+    spec["volumes"] = [*(spec.get("volumes") or []), _key_volume(job)]
+    env = _environment(job, replica, attempt, index)
+    for container in (*spec["containers"], *(spec.get("initContainers") or [])):
+        _equip(container, env)
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": name,
+            "namespace": job.namespace,
+            "labels": (metadata.get("labels") or {}) | ours,
+            "annotations": metadata.get("annotations") or {},
+            "ownerReferences": _owner(job),
+        },
+        "spec": spec,
+    }
+
+
+def _equip(container: Manifest, env: Sequence[Manifest]) -> None:
+    container["env"] = [*copy.deepcopy(list(env)), *(container.get("env") or [])]
+    mount = {"name": KEY_VOLUME, "mountPath": KEY_FOLDER, "readOnly": True}
+    container["volumeMounts"] = [*(container.get("volumeMounts") or []), mount]
+    # The last lines of the log become the message of a failure, unless the user's program writes one itself.
+    container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
+
+
+def _environment(job: Job, replica: int, attempt: int, index: int) -> list[Manifest]:
+    master = f"{pod_name(job.name, replica, attempt, 0)}.{job.name}"
+    values = {
+        environment.JOB: job.name,
+        environment.REPLICA: replica,
+        environment.ATTEMPT: attempt,
+        environment.POD_INDEX: index,
+        environment.PODS_PER_REPLICA: job.spec.pods_per_replica,
+        environment.PROCESSES_PER_POD: job.spec.processes_per_pod,
+        environment.COORDINATOR: f"{coordinator_name(job.name)}.{job.name}:{COORDINATOR_PORT}",
+        environment.JOB_KEY_FILE: KEY_FILE,
+        environment.MASTER_ADDR: master,
+        environment.MASTER_PORT: MASTER_PORT,
+        "PET_NNODES": job.spec.pods_per_replica,
+        "PET_NODE_RANK": index,
+        "PET_NPROC_PER_NODE": job.spec.processes_per_pod,
+        "PET_MASTER_ADDR": master,
+        "PET_MASTER_PORT": MASTER_PORT,
+    }
+    pod_ip = {"name": environment.POD_IP, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
+    return [*({"name": name, "value": str(value)} for name, value in values.items()), pod_ip]
+
+
+def _key_volume(job: Job) -> Manifest:
+    secret = {"secretName": secret_name(job.name), "defaultMode": KEY_MODE, "items": [{"key": "key", "path": "key"}]}
+    return {"name": KEY_VOLUME, "secret": secret}
+
+
+# --- the coordinator ------------------------------------------------------------------------------------------------
+
+
+def coordinator_config(job: Job) -> str:
+    """What of the job a coordinator is started with: it is replaced when this changes."""
+    return json.dumps({"replicas": job.spec.replicas, "minReplicas": job.spec.min_replicas})
+
+
+def coordinator_pod(job: Job, *, image: str) -> Manifest:
+    """Return the coordinator's pod; ``image`` is used where the job names none."""
+    name = coordinator_name(job.name)
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": name,
+            "namespace": job.namespace,
+            "labels": _labels(job, Role.COORDINATOR),
+            "annotations": {CONFIG_ANNOTATION: coordinator_config(job)},
+            "ownerReferences": _owner(job),
+        },
+        "spec": {
+            "hostname": name,
+            "subdomain": job.name,
+            "serviceAccountName": name,
+            # A crash is mended by the kubelet, on the spot; exit 0 means that the run is over.
+            "restartPolicy": "OnFailure",
+            # Nothing to save on the way out: its state is in the ConfigMap before anybody hears of it.
+            "terminationGracePeriodSeconds": 5,
+            "securityContext": {
+                "runAsNonRoot": True,
+                "runAsUser": 65532,
+                "runAsGroup": 65532,
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            "containers": [_coordinator_container(job, image)],
+            "volumes": [_key_volume(job)],
+        },
+    }
+
+
+def _coordinator_container(job: Job, image: str) -> Manifest:
+    options = {
+        "--job": job.name,
+        "--replicas": str(job.spec.replicas),
+        "--min-replicas": str(job.spec.min_replicas),
+        "--port": str(COORDINATOR_PORT),
+        "--key-file": KEY_FILE,
+        "--store": f"configmap:{job.namespace}/{config_map_name(job.name)}",
+    }
+    return {
+        "name": "coordinator",
+        "image": job.spec.coordinator.image or image,
+        "command": ["python", "-m", "fthsdp.coordinator", *(word for pair in options.items() for word in pair)],
+        "ports": [{"name": "coordinator", "containerPort": COORDINATOR_PORT}],
+        "resources": copy.deepcopy(job.spec.coordinator.resources),
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": [{"name": KEY_VOLUME, "mountPath": KEY_FOLDER, "readOnly": True}],
+    }
+
+
+# --- everything else ------------------------------------------------------------------------------------------------
+
+
+def support(job: Job, *, key: str) -> Iterator[Manifest]:
+    """Yield the objects that pods lean on, in the order in which they are needed."""
+    name = coordinator_name(job.name)
+    yield _object(job, "v1", "Secret", secret_name(job.name), {"type": "Opaque", "stringData": {"key": key}})
+    yield _object(job, "v1", "ConfigMap", config_map_name(job.name), {"data": {}})
+    yield _object(job, "v1", "ServiceAccount", name, {})
+    yield _object(job, _RBAC, "Role", name, {"rules": [_only_the_epoch(job)]})
+    yield _object(job, _RBAC, "RoleBinding", name, _binding(job))
+    yield _object(job, "v1", "Service", job.name, {"spec": _service(job)})
+
+
+_RBAC = "rbac.authorization.k8s.io/v1"
+
+
+def _only_the_epoch(job: Job) -> Manifest:
+    names = [config_map_name(job.name)]
+    return {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": names, "verbs": ["get", "update"]}
+
+
+def _binding(job: Job) -> Manifest:
+    name = coordinator_name(job.name)
+    return {
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name},
+        "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": job.namespace}],
+    }
+
+
+def _service(job: Job) -> Manifest:
+    return {
+        "clusterIP": "None",
+        # Members find each other before anybody is ready, and a joiner before it trains.
+        "publishNotReadyAddresses": True,
+        "selector": {JOB_LABEL: job.name},
+        "ports": [{"name": "coordinator", "port": COORDINATOR_PORT}],
+    }
+
+
+def _object(job: Job, api_version: str, kind: str, name: str, rest: Mapping[str, Any]) -> Manifest:
+    metadata = {
+        "name": name,
+        "namespace": job.namespace,
+        "labels": _labels(job, None),
+        "ownerReferences": _owner(job),
+    }
+    return {"apiVersion": api_version, "kind": kind, "metadata": metadata, **rest}
+
+
+def _labels(job: Job, role: Role | None) -> dict[str, str]:
+    mine = {JOB_LABEL: job.name, JOB_UID_LABEL: job.metadata.uid, "app.kubernetes.io/managed-by": "fthsdp"}
+    return mine if role is None else mine | {ROLE_LABEL: str(role)}
+
+
+def _owner(job: Job) -> list[Manifest]:
+    """Deleting the job deletes all of it: no finalizer, so this works while the operator is down."""
+    owner = {"apiVersion": API_VERSION, "kind": KIND, "name": job.name, "uid": job.metadata.uid}
+    return [owner | {"controller": True, "blockOwnerDeletion": True}]
