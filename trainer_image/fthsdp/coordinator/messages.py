@@ -173,6 +173,10 @@ class StepRecord(_Model):
     digest: str
     """Of the state after this step, over all ranks of the replica; empty where it is not known (a shadow)."""
     outcome: Literal["normal", "retried", "rolled-forward", "replayed"]
+    trained: tuple[tuple[int, int], ...] = ()
+    """Half-open ranges of all samples of the step, of every contributor: the others may not live to tell."""
+    returned: tuple[tuple[int, int], ...] = ()
+    """Half-open ranges that wait to be dealt again after this step."""
 
 
 class JoinRecord(_Model):
@@ -201,6 +205,8 @@ class Cause(StrEnum):
     DIVERGED = "StateDiverged"
     REPLACED = "Replaced"
     """A newer attempt of the same replica said hello."""
+    ORPHANED = "Orphaned"
+    """Nobody with a state was left from whom it could catch up."""
 
 
 # --- leader → coordinator -------------------------------------------------------------------------------------------
@@ -249,7 +255,7 @@ class RefusedMember(_Model):
 
 
 class Recorded(_Model):
-    """These records have arrived: the newest step and the number of joins."""
+    """One ``Records`` has arrived: its newest step (0 without any) and its number of joins."""
 
     kind: Literal["recorded"] = "recorded"
     step: int
@@ -341,11 +347,10 @@ class Status(_Model):
     replicas: tuple[ReplicaStatus, ...]
 
 
-ToCoordinator = Annotated[
-    Hello | State | Records | Exited | StatusRequest, Field(discriminator="kind")
-]
+ToCoordinator = Annotated[Hello | State | Records | Exited | StatusRequest, Field(discriminator="kind")]
 FromCoordinator = Annotated[
-    Welcome | RefusedMember | Recorded | Announce | Go | Break | Install | Close | Bye | Status, Field(discriminator="kind")
+    Welcome | RefusedMember | Recorded | Announce | Go | Break | Install | Close | Bye | Status,
+    Field(discriminator="kind"),
 ]
 _to_coordinator: TypeAdapter[ToCoordinator] = TypeAdapter(ToCoordinator)
 _from_coordinator: TypeAdapter[FromCoordinator] = TypeAdapter(FromCoordinator)

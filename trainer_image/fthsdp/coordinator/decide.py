@@ -1,0 +1,119 @@
+"""Which epoch comes next: after a break (``decide``), or as planned (``propose``).
+
+Both are functions of what the members report and of the epoch they are in. A decision is made from fenced reports only,
+so nothing in them can change while it is made:
+
+- The step that counts is the furthest one of a member that can serve it. Who is behind fetches it from such a member
+  (roll forward); who is at it keeps its gradients and tries the next step again.
+- A member that became full by replay and has not applied a step of its own serves nobody, and its step does not count
+  while that of another member does. If only such members are left, the furthest of them is the state.
+- The next step keeps the list under which it began anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from fthsdp.coordinator.messages import Assigned, EpochRecord, Member, MemberState, Outcome, Role
+
+__all__ = ["decide", "propose"]
+
+
+def decide(
+    states: Mapping[int, MemberState],
+    *,
+    members: Mapping[int, Member],
+    base: EpochRecord,
+    number: int,
+    wanted: int,
+    least: int,
+) -> EpochRecord | None:
+    """Return the epoch that follows a break, or None when nobody who is left has a state.
+
+    ``states`` are the fenced reports by replica, ``members`` says who these replicas are, ``base`` is the newest epoch
+    that had begun, ``wanted`` and ``least`` are the numbers of active replicas to aim at and to train with.
+    """
+    states = {r: s for r, s in states.items() if not (base.paused and s.leaving)}
+    steps = {r: s.step for r, s in states.items() if s.step is not None}
+    if not steps:
+        return None
+    serving = {r: n for r, n in steps.items() if states[r].serves}
+    step = max((serving or steps).values())
+    ready = serving.keys() | {r for r, n in steps.items() if n == step}
+    active = _active(base, ready, wanted)
+    return EpochRecord(
+        number=number,
+        members=tuple(_with_role(members[r], r in active) for r in sorted(states)),
+        paused=len(active) < least,
+        outcome=Outcome(
+            step=step,
+            source=_source(serving, states, step),
+            serving=bool(serving),
+            assigned=_assigned(states, step + 1),
+        ),
+        snapshots=tuple(r for r in sorted(states) if _starts_over(states[r], step, serving=bool(serving))),
+    )
+
+
+def _active(base: EpochRecord, ready: set[int], wanted: int) -> set[int]:
+    """Who was active stays so; ready shadows fill the gaps at the same decision."""
+    active = [r for r in base.active if r in ready]
+    spares = sorted(ready - set(active))
+    return {*active, *spares[: max(wanted - len(active), 0)]}
+
+
+def _source(serving: Mapping[int, int], states: Mapping[int, MemberState], step: int) -> int | None:
+    if all(state.step == step for state in states.values()):
+        return None
+    return min((r for r, n in serving.items() if n == step), default=None)
+
+
+def _assigned(states: Mapping[int, MemberState], step: int) -> Assigned | None:
+    lists = {s.begun for s in states.values() if s.step is not None and s.begun is not None and s.begun.step == step}
+    assert len(lists) < 2, f"step {step} began under several lists: {sorted(a.replicas for a in lists)}"
+    return next(iter(lists), None)
+
+
+def _starts_over(state: MemberState, step: int, *, serving: bool) -> bool:
+    """Whether this member needs new stripes: it has no state, an undone one, or one that nobody can bring forward."""
+    return state.step is None or state.step > step or (state.step < step and not serving)
+
+
+def _with_role(member: Member, active: bool) -> Member:
+    return member.model_copy(update={"role": Role.ACTIVE if active else Role.SHADOW})
+
+
+def propose(
+    states: Mapping[int, MemberState],
+    *,
+    base: EpochRecord,
+    joiners: Sequence[Member],
+    stranded: Sequence[int],
+    number: int,
+    wanted: int,
+    least: int,
+) -> EpochRecord | None:
+    """Return the planned epoch after ``base``, or None when nothing is to be changed.
+
+    It takes in the joiners as shadows, makes ready shadows active, lets go who asked to leave, and has new stripes
+    taken for shadows in ``stranded``. When nobody active would be left, it has no members: everybody leaves.
+    """
+    staying = [m for m in base.members if not states[m.replica].leaving]
+    active = {m.replica for m in staying if m.role is Role.ACTIVE}
+    ready = [m.replica for m in staying if m.role is Role.SHADOW and states[m.replica].step is not None]
+    promoted = sorted(ready)[: max(wanted - len(active), 0)]
+    active.update(promoted)
+    removed = len(staying) < len(base.members)
+    if not (joiners or stranded or promoted or removed):
+        return None
+    if not active:
+        return EpochRecord(number=number, members=())
+    members = [*(_with_role(m, m.replica in active) for m in staying), *(_with_role(j, False) for j in joiners)]
+    empty = [m.replica for m in staying if m.role is Role.SHADOW and states[m.replica].step is None]
+    snapshots = {*(j.replica for j in joiners), *stranded, *(empty if removed else ())}
+    return EpochRecord(
+        number=number,
+        members=tuple(sorted(members, key=lambda m: m.replica)),
+        paused=len(active) < least,
+        snapshots=tuple(sorted(snapshots)),
+    )

@@ -1,0 +1,192 @@
+"""What goes into the membership state machine and what comes out of it.
+
+Events in: ``Received``, ``Disconnected``, ``messages.Exited``, ``Tick``. Effects out, to be executed in their order;
+what follows a ``Persist`` waits until the store has it. The effects from ``Fenced`` on change nothing outside: they
+tell the log and the run record what happened.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fthsdp.coordinator.ledger import Ledger
+from fthsdp.coordinator.messages import Cause, EpochRecord, Exited, FromCoordinator, Hello, State
+from fthsdp.errors import ConfigError
+
+__all__ = [
+    "Decided",
+    "Disconnected",
+    "Drop",
+    "Effect",
+    "Event",
+    "Fenced",
+    "Finished",
+    "Left",
+    "MembershipSettings",
+    "Persist",
+    "Proposed",
+    "Received",
+    "Removed",
+    "Send",
+    "Tick",
+    "Withdrawn",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MembershipSettings:
+    """Sizes and patience of one job's membership. All times are in seconds."""
+
+    replicas: int
+    """Active replicas to aim at."""
+    min_replicas: int
+    """Active replicas below which no step is begun."""
+    start_timeout: float = 600.0
+    """How long the first epoch waits for all replicas before min_replicas suffice. Image pulls take minutes."""
+    silence_timeout: float = 5.0
+    """A leader says something each second; after this long without a word it is taken out. Also how long a restarted
+    coordinator waits for the members it knows."""
+    reconnect_grace: float = 1.0
+    """How long a leader whose connection closed may take to come back: a hiccup is no reason to lose a replica."""
+    answer_timeout: float = 10.0
+    """How long a member that talks may leave a fence unanswered. Only a rank that hangs takes longer than seconds."""
+    connect_timeout: float = 60.0
+    """How long a planned epoch waits for its rings. Covers several attempts of 10 s to connect one."""
+
+    def __post_init__(self) -> None:
+        if self.replicas < 1:
+            raise ConfigError(f"replicas is {self.replicas}: a job has at least 1")
+        if not 1 <= self.min_replicas <= self.replicas:
+            raise ConfigError(
+                f"min-replicas is {self.min_replicas}: it must be between 1 and replicas ({self.replicas})"
+            )
+        for name in ("start_timeout", "reconnect_grace", "answer_timeout", "connect_timeout"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name.replace('_', '-')} is {getattr(self, name):g} s: it cannot be negative")
+        if self.silence_timeout < 2:
+            raise ConfigError(
+                f"silence-timeout is {self.silence_timeout:g} s: leaders speak once a second, it must be at least 2 s"
+            )
+        if self.reconnect_grace > self.silence_timeout:
+            raise ConfigError(
+                f"reconnect-grace ({self.reconnect_grace:g} s) must not be longer than"
+                f" silence-timeout ({self.silence_timeout:g} s)"
+            )
+
+
+# --- events ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Received:
+    """A leader said something on this connection."""
+
+    connection: int
+    replica: int
+    attempt: int
+    message: Hello | State
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disconnected:
+    """A connection on which a leader had said hello is closed."""
+
+    connection: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    """Nothing happened but time. Wanted at least once a second."""
+
+
+Event = Received | Disconnected | Exited | Tick
+
+
+# --- effects --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Persist:
+    """Store this before doing anything that follows, if the stored number is still ``expected`` (0: nothing stored)."""
+
+    ledger: Ledger
+    expected: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Send:
+    """Say this to a leader on this connection, if that is still open."""
+
+    connection: int
+    replica: int
+    attempt: int
+    message: FromCoordinator
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drop:
+    """Close this connection after what was sent on it."""
+
+    connection: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fenced:
+    """A decision is needed; everything up to this epoch is fenced."""
+
+    epoch: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Removed:
+    """A replica was taken out, with this evidence."""
+
+    replica: int
+    attempt: int
+    cause: Cause
+    reason: str
+    member: bool
+    """False: it was not part of any epoch yet, so nobody was disturbed."""
+    detected: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Left:
+    """A replica left as it had asked."""
+
+    replica: int
+    attempt: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decided:
+    """This epoch follows, with an outcome; None: nobody with a state is left, the job starts from its beginning."""
+
+    record: EpochRecord | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposed:
+    """This planned epoch was announced."""
+
+    record: EpochRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Withdrawn:
+    """A planned epoch was dropped before it could begin; nobody was disturbed."""
+
+    epoch: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """All members have finished the run, whose last step this is."""
+
+    step: int
+
+
+Effect = Persist | Send | Drop | Fenced | Removed | Left | Decided | Proposed | Withdrawn | Finished
