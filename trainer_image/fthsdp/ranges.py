@@ -25,9 +25,7 @@ def subtract(ranges: Iterable[Range], removed: Iterable[Range]) -> tuple[Range, 
     """Return the numbers of ``ranges`` that are in none of ``removed``."""
     left = union(ranges)
     for start, stop in union(removed):
-        left = tuple(
-            part for a, b in left for part in ((a, min(b, start)), (max(a, stop), b)) if part[0] < part[1]
-        )
+        left = tuple(part for a, b in left for part in ((a, min(b, start)), (max(a, stop), b)) if part[0] < part[1])
     return left
 
 

@@ -28,6 +28,7 @@ from fthsdp.gradients import Buckets, OnReady, Slot, deal, local, sum_of_squares
 
 __all__ = ["Stateful", "TrainState"]
 
+
 class Stateful(Protocol):
     """Anything of the user's that has to be the same on all replicas and travels with the state."""
 

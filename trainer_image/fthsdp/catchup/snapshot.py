@@ -7,6 +7,7 @@ along: a joiner needs to know nothing beforehand, and donors that disagree are f
 
 from __future__ import annotations
 
+import json
 import math
 import threading
 from collections.abc import Iterator, Sequence
@@ -119,9 +120,7 @@ def copy_stripe(snapshot: Snapshot, index: int, count: int) -> tuple[Range, memo
     return (start, stop), stripe.numpy().data
 
 
-def _pieces(
-    tensors: Sequence[Tensor], places: Sequence[_Place], start: int, stop: int
-) -> Iterator[tuple[int, Tensor]]:
+def _pieces(tensors: Sequence[Tensor], places: Sequence[_Place], start: int, stop: int) -> Iterator[tuple[int, Tensor]]:
     """Yield the bytes of ``tensors`` that lie in start … stop, each run with its position."""
     for tensor, place in zip(tensors, places, strict=True):
         first, last = max(start, place.start), min(stop, place.stop)
@@ -145,7 +144,7 @@ class StripeAssembler:
 
     def check(self, meta: dict[str, Any]) -> None:
         """Raise WireError when a stripe's ``meta`` is not that of the first: their donors' states differ."""
-        if meta != self._meta:
+        if meta != self._meta and json.dumps(meta) != json.dumps(self._meta):  # a NaN is not equal to itself
             raise WireError("two donors describe different states: their stripes cannot be combined")
 
     def window(self, part: Range) -> memoryview:
