@@ -1,0 +1,25 @@
+"""The cluster that all tests of this folder share: started for the first one that asks, gone when the last is done."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from tests.cluster.kube.choose import NoClusterError, choose_cluster
+from tests.cluster.kube.cluster import Cluster
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run tests that need no cluster, or start one of their own, before the shared one exists."""
+    items.sort(key=lambda item: "cluster" in getattr(item, "fixturenames", ()))
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """Give a cluster; skip with the reason where there is none."""
+    try:
+        chosen = choose_cluster()
+    except NoClusterError as reason:
+        pytest.skip(str(reason))
+    with chosen as running:
+        yield running

@@ -1,0 +1,29 @@
+"""What a test may ask of a cluster, whichever one it gets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from tests.cluster.kube.kubectl import Kubectl
+from tests.cluster.kube.training import Training
+
+__all__ = ["Cluster"]
+
+
+class Cluster(Protocol):
+    """A Kubernetes with at least two nodes that run pods."""
+
+    @property
+    def kubeconfig(self) -> Path:
+        """Credentials of an administrator."""
+
+    @property
+    def kubectl(self) -> Kubectl:
+        """The command for this cluster."""
+
+    def operator_image(self) -> str:
+        """Make the operator's image known to the nodes and return its name."""
+
+    def training(self) -> Training:
+        """Make the trainer's image known to the nodes and return how to run a script in it."""

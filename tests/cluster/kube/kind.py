@@ -1,0 +1,94 @@
+"""A cluster of containers, where a Docker engine runs: what most people have."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.cluster.kube.images import PROJECT
+from tests.cluster.kube.kubectl import Kubectl
+from tests.cluster.kube.shell import ClusterError, run
+from tests.cluster.kube.training import HOST_FOLDERS, Training, mounted_training
+
+__all__ = ["KindCluster", "kind_cluster", "why_not_kind"]
+
+_NAME = "fthsdp-test"
+_PROGRAMS = ("docker", "kind", "kubectl")
+_BASE_IMAGE = "docker.io/library/python:3.11-slim"
+"""Of both images; the trainer's torch is mounted from this machine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KindCluster:
+    """A running kind cluster."""
+
+    kubeconfig: Path
+
+    @property
+    def kubectl(self) -> Kubectl:
+        """The command for this cluster."""
+        return Kubectl(program=Path(shutil.which("kubectl") or "kubectl"), kubeconfig=self.kubeconfig)
+
+    def operator_image(self) -> str:
+        """Build the operator's image and load it into the nodes."""
+        return self._provide("operator")
+
+    def training(self) -> Training:
+        """Build the trainer's image and load it into the nodes."""
+        return mounted_training(self._provide("trainer"))
+
+    def _provide(self, target: str) -> str:
+        name = f"fthsdp-{target}:test"
+        bases = [f"--build-arg={argument}={_BASE_IMAGE}" for argument in ("PYTHON_IMAGE", "TORCH_IMAGE")]
+        run("docker", "build", f"--target={target}", f"--tag={name}", *bases, PROJECT, timeout=900)
+        run("kind", "load", "docker-image", name, "--name", _NAME, timeout=600)
+        return name
+
+
+def why_not_kind() -> str:
+    """Return why kind cannot run here, in words; empty when it can."""
+    missing = [program for program in _PROGRAMS if not shutil.which(program)]
+    if missing:
+        return f"{' and '.join(missing)} not installed"
+    try:
+        run("docker", "version", timeout=20)
+    except ClusterError:
+        return "no Docker engine answers"
+    return ""
+
+
+@contextmanager
+def kind_cluster() -> Iterator[KindCluster]:
+    """Create a cluster, and delete it at the end; also one that an earlier run left behind."""
+    with tempfile.TemporaryDirectory(prefix="fthsdp-kind-") as folder:
+        kubeconfig = Path(folder) / "kubeconfig"
+        _delete()
+        try:
+            run(
+                *("kind", "create", "cluster", "--name", _NAME, "--kubeconfig", kubeconfig, "--config", "-"),
+                stdin=json.dumps(_configuration()),
+                timeout=900,
+            )
+            yield KindCluster(kubeconfig=kubeconfig)
+        finally:
+            _delete()
+
+
+def _delete() -> None:
+    run("kind", "delete", "cluster", "--name", _NAME)
+
+
+def _configuration() -> dict[str, object]:
+    """Two workers that see this machine's Python and its packages at the same paths."""
+    mounts = [{"hostPath": str(folder), "containerPath": str(folder), "readOnly": True} for folder in HOST_FOLDERS]
+    worker = {"role": "worker", "extraMounts": mounts}
+    return {
+        "kind": "Cluster",
+        "apiVersion": "kind.x-k8s.io/v1alpha4",
+        "nodes": [{"role": "control-plane"}, worker, worker],
+    }
