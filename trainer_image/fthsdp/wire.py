@@ -144,7 +144,8 @@ class ServerHandshake:
     def challenge(self, hello: Json) -> Json:
         """Check what needs no key and return the challenge; raises Refused."""
         if hello.get("protocol") != PROTOCOL:
-            raise Refused(f"protocol version {hello.get('protocol')!r} is not {PROTOCOL}: use the same fthsdp everywhere")
+            theirs = hello.get("protocol")
+            raise Refused(f"protocol version {theirs!r} is not {PROTOCOL}: use the same fthsdp everywhere")
         if hello.get("job") != self._job:
             raise Refused(f"this is job {self._job!r}, not {hello.get('job')!r}")
         self.hello = hello

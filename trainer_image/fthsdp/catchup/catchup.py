@@ -1,0 +1,104 @@
+"""The catch-up of one shadow, as far as one rank sees it: a download, and the steps that pass meanwhile.
+
+Steps are kept in host memory in the order of the ring. Once the download is there it is loaded and the kept steps are
+replayed, all but the newest: that one may still be undone by a broken ring, until the step after it is prepared. The
+rank is *current* when nothing else is left; when all ranks of the replica are, they apply the newest together and the
+replica is full.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fthsdp.catchup.download import Download, Downloaded
+from fthsdp.catchup.shelf import Outcome
+
+__all__ = ["CatchUp", "KeptStep"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptStep:
+    """One committed step: what its update is computed from."""
+
+    outcome: Outcome
+    total_samples: int
+    norm_squared: float
+    epoch: int
+
+
+class CatchUp:
+    """Download, keep, replay."""
+
+    def __init__(
+        self,
+        *,
+        epoch: int,
+        donors: frozenset[int],
+        download: Download,
+        load: Callable[[Downloaded], None],
+        replay: Callable[[KeptStep], None],
+    ) -> None:
+        self.epoch = epoch
+        """At whose beginning the stripes are taken."""
+        self.bytes = 0
+        self.replayed = 0
+        self._donors = donors
+        self._download = download
+        self._load = load
+        self._replay = replay
+        self._kept: deque[KeptStep] = deque()
+        self._loaded = False
+
+    @property
+    def donors(self) -> frozenset[int]:
+        """Replicas that are still needed: none once the download is there."""
+        return frozenset() if self._loaded else self._donors
+
+    @property
+    def kept_last(self) -> bool:
+        """Whether the newest step is kept and not yet replayed."""
+        return bool(self._kept)
+
+    @property
+    def current(self) -> bool:
+        """Whether the state is loaded and all but the newest step are replayed."""
+        return self._loaded and len(self._kept) <= 1
+
+    def keep(self, step: KeptStep) -> None:
+        """Keep a committed step."""
+        self._kept.append(step)
+
+    def drop_last(self) -> None:
+        """Forget the newest step: its attempt does not count."""
+        self._kept.pop()
+
+    def work(self) -> bool:
+        """Do one piece of what can be done now; return whether there was any."""
+        if not self._loaded:
+            downloaded = self._download.result()
+            if downloaded is None:
+                return False
+            self._load(downloaded)
+            self._loaded = True
+            self.bytes = downloaded.bytes
+            return True
+        if len(self._kept) > 1:
+            self._replay_next()
+            return True
+        return False
+
+    def finish(self) -> None:
+        """Replay the newest step as well: from here on the state is whole."""
+        assert self.current
+        while self._kept:
+            self._replay_next()
+
+    def cancel(self) -> None:
+        """End the download."""
+        self._download.cancel()
+
+    def _replay_next(self) -> None:
+        self._replay(self._kept.popleft())
+        self.replayed += 1

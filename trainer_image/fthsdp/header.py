@@ -1,0 +1,105 @@
+"""The header that rides along each rail with every step, and what its ring makes of it.
+
+Each member contributes one header when its gradients are handed over; the ring gives everybody all of them, so
+everybody draws the same conclusions: how many samples were contributed and by whom, which epoch begins at this
+boundary, and whose state is not like the others'.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntFlag
+
+from fthsdp.errors import WireError
+
+__all__ = ["Flag", "Header", "Opening", "odd_ones"]
+
+_HEADER = struct.Struct("!IIqqqdQ")
+_OPENING = struct.Struct("!Iqq")
+
+
+class Flag(IntFlag):
+    """What a member says of itself."""
+
+    CONTRIBUTES = 1
+    """Its gradients count in this step."""
+    FULL = 2
+    """It holds the whole state, and ``digest`` is of it."""
+    CLOSING = 4
+    """This is the round after the last step: it carries no gradients and makes that step final."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """One member's part of a step on one rail."""
+
+    replica: int
+    flags: Flag
+    step: int
+    """The step that this header belongs to; 0 from a shadow, which learns it from the others."""
+    heard: int
+    """Newest epoch number that this member has a go for."""
+    samples: int
+    """That this rank contributes."""
+    loss_sum: float
+    """Over those samples."""
+    digest: int
+    """64 bits over this rank's state after the step before."""
+
+    def pack(self) -> bytes:
+        """Return the fixed-size form."""
+        return _HEADER.pack(self.replica, self.flags, self.step, self.heard, self.samples, self.loss_sum, self.digest)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Header:
+        """Read the fixed-size form; raises WireError."""
+        try:
+            replica, flags, step, heard, samples, loss_sum, digest = _HEADER.unpack(data)
+        except struct.error as error:
+            raise WireError(f"a header of {len(data)} bytes is not one of {_HEADER.size}") from error
+        return cls(
+            replica=replica,
+            flags=Flag(flags),
+            step=step,
+            heard=heard,
+            samples=samples,
+            loss_sum=loss_sum,
+            digest=digest,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """What each member says when an epoch opens, so that newcomers learn at which step it began."""
+
+    replica: int
+    epoch: int
+    step: int
+    """Last step applied; -1 from a newcomer."""
+
+    def pack(self) -> bytes:
+        """Return the fixed-size form."""
+        return _OPENING.pack(self.replica, self.epoch, self.step)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Opening:
+        """Read the fixed-size form; raises WireError."""
+        try:
+            replica, epoch, step = _OPENING.unpack(data)
+        except struct.error as error:
+            raise WireError(f"an opening of {len(data)} bytes is not one of {_OPENING.size}") from error
+        return cls(replica=replica, epoch=epoch, step=step)
+
+
+def odd_ones(headers: Sequence[Header]) -> frozenset[int]:
+    """Return the full members whose digest is not that of the majority; a tie goes to the lowest replica."""
+    digests = {h.replica: h.digest for h in headers if Flag.FULL in h.flags}
+    votes = Counter(digests.values())
+    if len(votes) < 2:
+        return frozenset()
+    most = max(votes.values())
+    right = next(d for _, d in sorted(digests.items()) if votes[d] == most)
+    return frozenset(r for r, d in digests.items() if d != right)

@@ -1,0 +1,212 @@
+"""What the leader of a replica knows and promises: a pure state machine.
+
+A leader (rank 0) stands between the coordinator and the ranks of its replica. Events come from three sides: messages of
+the coordinator, notices of the ranks, and the training thread at the seams of a step. Each returns effects for the shell
+to carry out; nothing here does I/O, reads a clock or waits.
+
+The one promise that everything rests on is the fence. After ``Break(E)`` is answered, this replica commits nothing in any
+epoch up to E and enters none of them. The answer is given between votes, never during one: a vote that has begun may
+still commit, so the answer waits for its end. In the meantime the ranks cancel their rings, so that the vote does end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fthsdp.coordinator.messages import (
+    Announce,
+    Break,
+    Bye,
+    Close,
+    EpochRecord,
+    FromCoordinator,
+    Go,
+    Install,
+    MemberState,
+    RefusedMember,
+)
+
+__all__ = ["Cancel", "Connect", "Effect", "Heard", "Leader", "TellCoordinator"]
+
+
+@dataclass(frozen=True, slots=True)
+class TellCoordinator:
+    """Send the newest state now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Connect:
+    """Let every rank connect its ring of this epoch in the background."""
+
+    record: EpochRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """Let every rank put this epoch number into its next header."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Let every rank close its rings of all epochs up to this one."""
+
+    up_to: int
+
+
+Effect = TellCoordinator | Connect | Heard | Cancel
+
+
+class Leader:
+    """The leader's side of the step protocol."""
+
+    def __init__(self, *, replica: int, world_size: int) -> None:
+        self.replica = replica
+        self.world_size = world_size
+        self.state = MemberState()
+        self.announced: dict[int, EpochRecord] = {}
+        """Announced epochs that may still begin, by number."""
+        self.install: EpochRecord | None = None
+        """Newest epoch to enter after a broken ring (or at the start)."""
+        self.closed: int | None = None
+        """The last step of the run, once somebody saw that it is final."""
+        self.bye = False
+        self.refused: str | None = None
+        self._connected: dict[int, set[int]] = {}
+        self._voting = False
+        self._asked = 0
+        self._cancelled = 0
+
+    # --- the coordinator speaks
+
+    def hear(self, message: FromCoordinator) -> list[Effect]:
+        """Take in a message of the coordinator."""
+        match message:
+            case Announce(record=record):
+                return self._announce(record)
+            case Go(epoch=epoch):
+                return [Heard(epoch)] if epoch in self.announced and epoch > self._asked else []
+            case Break(epoch=epoch):
+                return self._break(epoch)
+            case Install(record=record):
+                return self._install(record)
+            case Close(step=step):
+                self.closed = step
+            case Bye():
+                self.bye = True
+            case RefusedMember(reason=reason):
+                self.refused = reason
+        return []
+
+    def _announce(self, record: EpochRecord) -> list[Effect]:
+        number = record.number
+        if number <= max(self.state.epoch, self._asked) or number in self.announced:
+            return [TellCoordinator()]
+        effects: list[Effect] = []
+        if not self.state.epoch and self.announced:
+            # A joiner waits in the ring of the proposal that this one replaces: let go of it.
+            effects.append(self._cancel(max(self.announced)))
+        self.announced = {n: r for n, r in self.announced.items() if n > self.state.epoch} | {number: record}
+        return [*effects, Connect(record)]
+
+    def _break(self, epoch: int) -> list[Effect]:
+        self._asked = max(self._asked, epoch)
+        self.announced = {n: r for n, r in self.announced.items() if n > self._asked}
+        effects: list[Effect] = [self._cancel(self._asked)]
+        return effects if self._voting else [*effects, *self._raise_fence()]
+
+    def _install(self, record: EpochRecord) -> list[Effect]:
+        if record.number <= max(self.state.epoch, self._asked) or record.member(self.replica) is None:
+            return []
+        if self.install is not None and record.number <= self.install.number:
+            return []
+        self.install = record
+        return [Connect(record)]
+
+    # --- the ranks speak
+
+    def ring_connected(self, rank: int, epoch: int) -> list[Effect]:
+        """A rank has both neighbours of this epoch's ring."""
+        ranks = self._connected.setdefault(epoch, set())
+        ranks.add(rank)
+        if len(ranks) < self.world_size or epoch <= self.state.connected:
+            return []
+        self._connected = {n: r for n, r in self._connected.items() if n > epoch}
+        return self._change(connected=epoch)
+
+    def ring_broken(self, epoch: int, suspect: int | None, reason: str) -> list[Effect]:
+        """A ring of this epoch broke at a rank, for another reason than our own cancelling."""
+        if epoch <= self._cancelled or epoch < self.state.broken:
+            return []
+        known = self.state.suspects if epoch == self.state.broken else ()
+        suspects = known if suspect is None or suspect in known else (*known, suspect)
+        if epoch == self.state.broken and suspects == known:
+            return []
+        return self._change(broken=epoch, suspects=suspects, reason=reason)
+
+    def asks_to_leave(self, reason: str) -> list[Effect]:
+        """A rank was told to stop."""
+        return [] if self.state.leaving else self._change(leaving=reason)
+
+    # --- the training thread speaks
+
+    def vote_begins(self, epoch: int) -> tuple[bool, int]:
+        """Return whether this replica may commit in ``epoch``, and the fence; until ``vote_ends`` a new fence waits."""
+        self._voting = True
+        fence = max(self._asked, self.state.fence)
+        return epoch > fence, fence
+
+    def vote_ends(self, **changes: object) -> list[Effect]:
+        """Record in one go what the vote decided (fields of MemberState), and answer a fence that came meanwhile.
+
+        A boundary at which the next epoch begins is crossed here too: the answer to the fence then says so.
+        """
+        self._voting = False
+        if "epoch" in changes:
+            self._entered(int(str(changes["epoch"])))
+        if changes:
+            self.state = self.state.model_copy(update=changes)
+        if self._asked > self.state.fence:
+            return self._raise_fence()
+        return [TellCoordinator()] if changes.keys() & {"epoch", "finished"} else []
+
+    def enters(self, epoch: int, **changes: object) -> list[Effect]:
+        """All ranks have entered this epoch as its outcome says."""
+        self._entered(epoch)
+        return self._change(epoch=epoch, **changes)
+
+    def changes(self, **changes: object) -> list[Effect]:
+        """Record a change of the member's state that is worth telling."""
+        return self._change(**changes)
+
+    # --- decisions that the training thread waits for
+
+    def to_install(self, after: int) -> EpochRecord | None:
+        """Return the epoch to enter after ``after`` by decision of the coordinator, or None."""
+        record = self.install
+        return record if record is not None and record.number > max(after, self._asked) else None
+
+    def to_join(self, after: int) -> EpochRecord | None:
+        """Return the epoch that a newcomer can try to join, or None."""
+        record = self.to_install(after)
+        newest = max((n for n in self.announced if n > after), default=0)
+        return record if record is not None and record.number > newest else self.announced.get(newest)
+
+    # --- inside
+
+    def _entered(self, epoch: int) -> None:
+        self.announced = {n: r for n, r in self.announced.items() if n > epoch}
+        if self.install is not None and self.install.number <= epoch:
+            self.install = None
+
+    def _raise_fence(self) -> list[Effect]:
+        return self._change(fence=self._asked)
+
+    def _cancel(self, up_to: int) -> Cancel:
+        self._cancelled = max(self._cancelled, up_to)
+        return Cancel(up_to)
+
+    def _change(self, **changes: object) -> list[Effect]:
+        self.state = self.state.model_copy(update=changes)
+        return [TellCoordinator()]

@@ -1,0 +1,285 @@
+"""How the ranks of one replica are held together outside the training thread.
+
+The leader's control side hears from the coordinator at any moment, also while the training threads compute or wait.
+What it decides has to reach every rank's rings at once (connect, cancel, a go), and what the rings of any rank notice has
+to reach the leader. This module carries both over one connection per rank; ``fthsdp.member`` decides.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+from fthsdp.coordinator.client import LeaderClient
+from fthsdp.coordinator.messages import EpochRecord, FromCoordinator, JoinRecord, StepRecord
+from fthsdp.endpoint import Endpoint
+from fthsdp.environment import Identity
+from fthsdp.errors import ConnectionLost, Refused, WireError
+from fthsdp.ftar import Engine, RailMember
+from fthsdp.member import Cancel, Connect, Effect, Heard, Leader, TellCoordinator
+from fthsdp.wire import Json, open_blocking, receive_frame, send_frame
+
+__all__ = ["Follower", "LeaderShell", "RankPort", "Reporter"]
+
+log = logging.getLogger(__name__)
+
+PURPOSE = "replica"
+_T = TypeVar("_T")
+
+
+class Reporter(Protocol):
+    """Where a rank's notices go."""
+
+    def connected(self, epoch: int) -> None:
+        """This rank has both neighbours of this epoch's ring."""
+
+    def broken(self, epoch: int, suspect: int | None, reason: str) -> None:
+        """This rank's ring of this epoch broke."""
+
+    def leaving(self, reason: str) -> None:
+        """This rank was told to stop."""
+
+
+class RankPort:
+    """What the leader's control side can do at one rank, from any thread."""
+
+    def __init__(self, identity: Identity, engine: Engine) -> None:
+        self._replica, self._rank = identity.replica, identity.rank
+        self._engine = engine
+        self._changed = threading.Condition()
+        self._records: dict[int, EpochRecord] = {}
+        self._heard = 0
+
+    @property
+    def heard(self) -> int:
+        """Newest epoch that may begin at the next boundary; 0 for none."""
+        with self._changed:
+            return self._heard
+
+    def record(self, epoch: int) -> EpochRecord:
+        """Return an announced epoch.
+
+        Waits when its number came round the ring before its announcement did, which can only happen to a replica that
+        leaves: whoever stays has connected the epoch before anybody may begin it.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: epoch in self._records)
+            return self._records[epoch]
+
+    def connect(self, record: EpochRecord) -> None:
+        """Connect the ring of this epoch in the background, unless this replica is not in it."""
+        with self._changed:
+            self._records = {n: r for n, r in self._records.items() if n > record.number - 8} | {record.number: record}
+            self._changed.notify_all()
+        if record.member(self._replica) is None:
+            return
+        self._engine.connect(
+            record.number,
+            [RailMember(replica=m.replica, attempt=m.attempt, address=m.addresses[self._rank]) for m in record.members],
+        )
+
+    def cancel(self, up_to: int) -> None:
+        """Close the rings of all epochs up to this one."""
+        self._engine.cancel(up_to)
+
+    def hear(self, epoch: int) -> None:
+        """Put this epoch's number into the next header."""
+        with self._changed:
+            self._heard = max(self._heard, epoch)
+
+    def apply(self, frame: Json) -> None:
+        """Carry out a command that came over the wire; raises WireError."""
+        try:
+            match frame:
+                case {"connect": dict(record)}:
+                    self.connect(EpochRecord.model_validate(record))
+                case {"cancel": int(up_to)}:
+                    self.cancel(up_to)
+                case {"heard": int(epoch)}:
+                    self.hear(epoch)
+                case _:
+                    raise WireError(f"not a command of the leader: {frame!r}"[:200])
+        except ValueError as error:
+            raise WireError(f"not a command of the leader: {error}"[:200]) from error
+
+
+class LeaderShell:
+    """The shell around ``Leader``: the coordinator's client on one side, all ranks of the replica on the other."""
+
+    def __init__(self, leader: Leader, *, port: RankPort, endpoint: Endpoint) -> None:
+        self._leader = leader
+        self._port = port
+        self._client: LeaderClient | None = None
+        self._links: dict[int, socket.socket] = {}
+        self._changed = threading.Condition(threading.RLock())
+        endpoint.serve(PURPOSE, self._serve_rank, judge=self._judge_rank)
+
+    def start(self, client: LeaderClient, *, timeout: float) -> None:
+        """Wait until all other ranks are linked, then say hello to the coordinator; raises ConnectionLost."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: len(self._links) == self._leader.world_size - 1, timeout):
+                missing = sorted(set(range(1, self._leader.world_size)) - set(self._links))
+                raise ConnectionLost(f"ranks {missing} of this replica did not link up within {timeout:.0f} s")
+            self._client = client
+        client.start()
+
+    def close(self) -> None:
+        """Close all connections."""
+        if self._client is not None:
+            self._client.close()
+        with self._changed:
+            for link in self._links.values():
+                link.close()
+
+    # --- what the shell is told
+
+    def on_message(self, message: FromCoordinator) -> None:
+        """Take in a message of the coordinator (from the client's thread)."""
+        self.run(lambda leader: leader.hear(message))
+
+    def connected(self, epoch: int) -> None:
+        """Take in this rank's own notice."""
+        self.run(lambda leader: leader.ring_connected(0, epoch))
+
+    def broken(self, epoch: int, suspect: int | None, reason: str) -> None:
+        """Take in this rank's own notice."""
+        self.run(lambda leader: leader.ring_broken(epoch, suspect, reason))
+
+    def leaving(self, reason: str) -> None:
+        """Take in this rank's own notice."""
+        self.run(lambda leader: leader.asks_to_leave(reason))
+
+    def run(self, event: Callable[[Leader], list[Effect]]) -> None:
+        """Give the leader an event and carry out what it returns."""
+        with self._changed:
+            for effect in event(self._leader):
+                self._carry_out(effect)
+            self._changed.notify_all()
+
+    def ask(self, question: Callable[[Leader], _T]) -> _T:
+        """Return the leader's answer to something that has no effects."""
+        with self._changed:
+            return question(self._leader)
+
+    def wait(self, question: Callable[[Leader], _T | None], timeout: float | None) -> _T | None:
+        """Wait until the leader has an answer to this question; None when there is none within the timeout."""
+        with self._changed:
+            return self._changed.wait_for(lambda: question(self._leader), timeout)
+
+    def publish(self, record: StepRecord | JoinRecord) -> None:
+        """Send a record to the coordinator, in the background."""
+        assert self._client is not None
+        self._client.record(record)
+
+    # --- carrying out
+
+    def _carry_out(self, effect: Effect) -> None:
+        match effect:
+            case TellCoordinator():
+                if self._client is not None:
+                    self._client.send_state(self._leader.state)
+            case Connect(record=record):
+                self._to_ranks({"connect": record.model_dump(mode="json")})
+                self._port.connect(record)
+            case Cancel(up_to=up_to):
+                self._to_ranks({"cancel": up_to})
+                self._port.cancel(up_to)
+            case Heard(epoch=epoch):
+                self._to_ranks({"heard": epoch})
+                self._port.hear(epoch)
+
+    def _to_ranks(self, frame: Json) -> None:
+        for rank, link in list(self._links.items()):
+            try:
+                send_frame(link, frame)
+            except ConnectionLost as error:
+                # The rank is gone, so this replica is: its process group fails, and whoever started it ends the rest.
+                log.warning("rank %d of this replica: %s", rank, error)
+                self._links.pop(rank).close()
+
+    def _judge_rank(self, hello: Json) -> None:
+        rank = hello.get("rank")
+        if not isinstance(rank, int) or not 0 < rank < self._leader.world_size:
+            raise Refused(f"this replica has no rank {rank!r}")
+        if hello.get("replica") != self._leader.replica:
+            raise Refused(f"this is replica {self._leader.replica}, not {hello.get('replica')!r}")
+
+    def _serve_rank(self, sock: socket.socket, hello: Json) -> None:
+        rank = int(hello["rank"])
+        with self._changed:
+            self._links[rank] = sock
+            self._changed.notify_all()
+        try:
+            while True:
+                self._take_notice(rank, receive_frame(sock))
+        except WireError as error:
+            log.info("link to rank %d of this replica: %s", rank, error)
+        finally:
+            sock.close()
+
+    def _take_notice(self, rank: int, frame: Json) -> None:
+        match frame:
+            case {"connected": int(epoch)}:
+                self.run(lambda leader: leader.ring_connected(rank, epoch))
+            case {"broken": int(epoch), "suspect": int() | None as suspect, "reason": str(reason)}:
+                self.run(lambda leader: leader.ring_broken(epoch, suspect, reason))
+            case {"leaving": str(reason)}:
+                self.run(lambda leader: leader.asks_to_leave(reason))
+            case _:
+                raise WireError(f"not a notice of a rank: {frame!r}"[:200])
+
+
+class Follower:
+    """A rank other than the leader: notices go to the leader, its commands to this rank's port."""
+
+    def __init__(self, address: str, key: bytes, *, job: str, replica: int, rank: int, port: RankPort) -> None:
+        self._port = port
+        self._lock = threading.Lock()
+        self._sock = open_blocking(
+            address, key, job=job, purpose=PURPOSE, details={"replica": replica, "rank": rank}, timeout=30.0
+        )
+        self._thread = threading.Thread(target=self._listen, name="fthsdp-follower", daemon=True)
+
+    def start(self) -> None:
+        """Begin to carry out the leader's commands."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Close the connection and end the thread."""
+        with self._lock:
+            try:
+                self._sock.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                log.debug("the leader was gone first")
+        self._thread.join(timeout=5.0)
+        self._sock.close()
+
+    def connected(self, epoch: int) -> None:
+        """Tell the leader."""
+        self._send({"connected": epoch})
+
+    def broken(self, epoch: int, suspect: int | None, reason: str) -> None:
+        """Tell the leader."""
+        self._send({"broken": epoch, "suspect": suspect, "reason": reason})
+
+    def leaving(self, reason: str) -> None:
+        """Tell the leader."""
+        self._send({"leaving": reason})
+
+    def _send(self, frame: Json) -> None:
+        with self._lock:
+            try:
+                send_frame(self._sock, frame)
+            except ConnectionLost as error:
+                # Without its leader this replica is lost; the next vote inside the replica fails and says so.
+                log.warning("the leader of this replica is gone: %s", error)
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                self._port.apply(receive_frame(self._sock))
+        except WireError as error:
+            log.info("link to the leader of this replica: %s", error)

@@ -1,0 +1,99 @@
+"""What a leader publishes: a record of each step once it is final, and of each finished catch-up."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+from typing import Literal
+
+from fthsdp.catchup.catchup import KeptStep
+from fthsdp.coordinator.messages import JoinRecord, Role, StepRecord
+from fthsdp.environment import Identity
+from fthsdp.header import Flag, Header
+from fthsdp.ranges import Range
+from fthsdp.vote import Tally
+
+__all__ = ["Ending", "Recorder"]
+
+Ending = Literal["normal", "retried", "rolled-forward", "replayed"]
+Publish = Callable[[StepRecord | JoinRecord], None]
+
+
+class Recorder:
+    """Holds each step's record back until the step after it is prepared: then it is final."""
+
+    def __init__(self, identity: Identity, *, started: float, publish: Publish | None) -> None:
+        """``started`` is the Unix time of this process's start; ``publish`` is None on all ranks but the leader."""
+        self._identity = identity
+        self._started = started
+        self._publish = publish
+        self._began = started
+        self._pending: StepRecord | None = None
+        self._bytes = 0
+        self._replayed = 0
+        self.on_final: Callable[[StepRecord], None] | None = None
+        """Called on the leader, in the training thread, with each final step."""
+
+    def began(self, now: float) -> None:
+        """The body of the next step begins (or a shadow joins its collective)."""
+        self._began = now
+
+    def committed(
+        self, kept: KeptStep, tally: Tally, ending: Ending, trained: tuple[Range, ...], *, role: Role
+    ) -> None:
+        """A step was committed, so the one before it is final."""
+        if self._publish is None:
+            return
+        headers = [Header.unpack(data) for data in kept.outcome.headers]
+        self._publish_pending(tally, before=kept.outcome.step)
+        self._pending = StepRecord(
+            replica=self._identity.replica,
+            attempt=self._identity.attempt,
+            step=kept.outcome.step,
+            epoch=kept.epoch,
+            role=role,
+            began=self._began,
+            ended=time.time(),
+            samples=trained,
+            contributors=tuple(h.replica for h in headers if Flag.CONTRIBUTES in h.flags),
+            total_samples=kept.total_samples,
+            loss=tally.sum("loss_sum") / kept.total_samples if kept.total_samples else None,
+            digest="",
+            outcome=ending,
+        )
+
+    def closed(self, tally: Tally, *, step: int) -> None:
+        """The round after the last step was committed."""
+        self._publish_pending(tally, before=step)
+
+    def _publish_pending(self, tally: Tally, *, before: int) -> None:
+        record, self._pending = self._pending, None
+        if self._publish is None or record is None or record.step != before - 1:
+            return
+        # The digest of the state after a step rides in the headers of the step after it.
+        if all(ballot.digest for ballot in tally.ballots):
+            text = ",".join(str(int(ballot.digest)) for ballot in tally.ballots)
+            record = record.model_copy(update={"digest": hashlib.sha256(text.encode()).hexdigest()[:16]})
+        self._publish(record)
+        if self.on_final is not None:
+            self.on_final(record)
+
+    def caught_up(self, downloaded: int, replayed: int) -> None:
+        """This replica has the state of the others; it can become active."""
+        self._bytes, self._replayed = downloaded, replayed
+
+    def promoted(self, step: int) -> None:
+        """This replica becomes active at the boundary after ``step``."""
+        if self._publish is not None:
+            self._publish(
+                JoinRecord(
+                    replica=self._identity.replica,
+                    attempt=self._identity.attempt,
+                    started=self._started,
+                    active=time.time(),
+                    first_step=step + 1,
+                    bytes=self._bytes,
+                    replayed_steps=self._replayed,
+                )
+            )
