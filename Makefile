@@ -1,0 +1,46 @@
+# make demo   the main job on this machine; a replica is killed on the way
+# make test   everything, the real Kubernetes included where this machine can carry one
+VENV := .venv
+PYTHON := $(VENV)/bin/python
+READY := $(VENV)/.ready
+CRD := crds/fthsdpjobs.yaml
+DEMO := runs/demo
+
+.PHONY: setup demo test lint unit e2e bench generate clean
+
+setup: $(READY)
+
+# uv keeps packages in the user's cache folder, so that the next clone installs in seconds.
+$(READY): pyproject.toml
+	python3 -m venv $(VENV)
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check uv
+	$(VENV)/bin/uv pip install --quiet --python $(PYTHON) --editable '.[operator,trainer,test]'
+	touch $@
+
+demo: setup
+	$(VENV)/bin/fthsdp run examples/tiny-llama.yaml --out $(DEMO) --inject kill:replica=2@step=20
+
+test: lint
+	$(PYTHON) -m pytest
+
+lint: setup
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+unit: setup
+	$(PYTHON) -m pytest tests/unit tests/simulation
+
+e2e: setup
+	$(PYTHON) -m pytest tests/cluster
+
+bench: setup
+	$(PYTHON) tests/bench/ftar_bandwidth.py
+
+generate: setup
+	$(PYTHON) -m fthsdp_operator.crd --write $(CRD)
+
+clean:
+	rm -rf $(VENV) runs dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find operator trainer_image tests -name __pycache__ -type d -prune -exec rm -rf {} +
