@@ -17,7 +17,7 @@ from fthsdp.coordinator.client import LeaderClient
 from fthsdp.coordinator.messages import EpochRecord, FromCoordinator, JoinRecord, StepRecord
 from fthsdp.endpoint import Endpoint
 from fthsdp.environment import Identity
-from fthsdp.errors import ConnectionLost, Refused, WireError
+from fthsdp.errors import ConnectionLost, Refused, RingBroken, WireError
 from fthsdp.ftar import Engine, RailMember
 from fthsdp.member import Cancel, Connect, Effect, Heard, Leader, TellCoordinator
 from fthsdp.wire import Json, open_blocking, receive_frame, send_frame
@@ -76,10 +76,13 @@ class RankPort:
             self._changed.notify_all()
         if record.member(self._replica) is None:
             return
-        self._engine.connect(
-            record.number,
-            [RailMember(replica=m.replica, attempt=m.attempt, address=m.addresses[self._rank]) for m in record.members],
-        )
+        line = [
+            RailMember(replica=m.replica, attempt=m.attempt, address=m.addresses[self._rank]) for m in record.members
+        ]
+        try:
+            self._engine.connect(record.number, line)
+        except RingBroken as error:
+            log.info("a fence was faster than its announcement: %s", error)
 
     def cancel(self, up_to: int) -> None:
         """Close the rings of all epochs up to this one."""
