@@ -30,23 +30,22 @@ def draw(report: dict[str, Any], points: Sequence[Point], path: Path, *, title: 
     figure = Figure(figsize=(10, 6), layout="constrained")
     FigureCanvasAgg(figure)  # no global state and no display, unlike pyplot
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
-    start = report["started"] if points else 0.0
-    _draw_loss(upper, points, start)
-    _draw_active(lower, points, start, report["replicas"])
+    _draw_loss(upper, points)
+    _draw_active(lower, points, report["replicas"])
     _mark_events(upper, lower, report)
     figure.suptitle(title)
     figure.savefig(path, dpi=120)
 
 
-def _draw_loss(axes: Axes, points: Sequence[Point], start: float) -> None:
-    known = [(p.time - start, p.loss) for p in points if p.loss is not None]
+def _draw_loss(axes: Axes, points: Sequence[Point]) -> None:
+    known = [(p.time, p.loss) for p in points if p.loss is not None]
     axes.plot([time for time, _ in known], [loss for _, loss in known], color=_LOSS, marker=".", linewidth=1.5)
     axes.set_ylabel("loss")
     axes.grid(alpha=0.25)
 
 
-def _draw_active(axes: Axes, points: Sequence[Point], start: float, replicas: int) -> None:
-    times = [p.time - start for p in points]
+def _draw_active(axes: Axes, points: Sequence[Point], replicas: int) -> None:
+    times = [p.time for p in points]
     axes.fill_between(times, [p.active for p in points], step="pre", color=_ACTIVE, alpha=0.35)
     axes.plot(times, [p.active for p in points], drawstyle="steps-pre", color=_ACTIVE, linewidth=1.5)
     axes.set_ylim(0, replicas + 0.4)
@@ -57,14 +56,29 @@ def _draw_active(axes: Axes, points: Sequence[Point], start: float, replicas: in
 
 
 def _mark_events(upper: Axes, lower: Axes, report: dict[str, Any]) -> None:
-    events = [(f["detected_s"], f"replica {f['replica']} died", _FAILED) for f in report["failures"]]
-    events += [(j["active_s"], f"replica {j['replica']} active again", _JOINED) for j in report["joins"]]
-    for position, (time, text, colour) in enumerate(sorted(events)):
+    end = upper.get_xlim()[1]
+    for position, (time, text, colour) in enumerate(_events(report)):
         for axes in (upper, lower):
             axes.axvline(time, color=colour, linestyle="--", linewidth=1.2)
-        # Neighbouring events are written at different heights, so that their words do not lie on each other.
+        # Neighbouring events are written at different heights, so that their words do not lie on each other, and late
+        # ones to the left of their line, so that they end inside the picture.
+        late = time > 0.75 * end
         upper.annotate(
-            text, (time, 0.96 - 0.07 * (position % 5)), xycoords=("data", "axes fraction"), color=colour,
-            xytext=(5, 0), textcoords="offset points", fontsize=10, va="top",
+            text,
+            (time, 0.96 - 0.07 * (position % 5)),
+            xycoords=("data", "axes fraction"),
+            xytext=(-5 if late else 5, 0),
+            textcoords="offset points",
+            color=colour,
+            fontsize=10,
+            ha="right" if late else "left",
+            va="top",
             bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1},
-        )  # fmt: skip
+        )
+
+
+def _events(report: dict[str, Any]) -> list[tuple[float, str, str]]:
+    """Return time, words and colour; what happened before the first epoch began is not on the run's clock."""
+    failures = [(f["detected_s"], f"replica {f['replica']} died", _FAILED) for f in report["failures"]]
+    joins = [(j["active_s"], f"replica {j['replica']} active", _JOINED) for j in report["joins"]]
+    return sorted(event for event in (*failures, *joins) if event[0] is not None)

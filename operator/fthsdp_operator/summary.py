@@ -10,15 +10,14 @@ __all__ = ["summarise"]
 Report = dict[str, Any]
 
 
-def summarise(report: Report, *, folder: Path | None = None) -> list[str]:
+def summarise(report: Report, *, folder: Path, picture: Path | None) -> list[str]:
     """Say what happened: what died, how long the others stalled, samples, digests, and where the files are."""
     lines = [_headline(report)]
     lines += [_failure(f) for f in report["failures"]] or ["Nothing died."]
     lines += [_join(j) for j in report["joins"]]
     lines += [_samples(report["samples"]), _digests(report["digests"])]
-    if folder is not None:
-        lines += [f"Report:  {folder / 'report.json'}", f"Picture: {folder / 'run.png'}"]
-    return lines
+    lines += [f"Report:  {folder / 'report.json'}"]
+    return lines if picture is None else [*lines, f"Picture: {picture}"]
 
 
 def _headline(report: Report) -> str:
@@ -30,15 +29,21 @@ def _headline(report: Report) -> str:
     return f"{str(report['outcome']).capitalize()}: {steps} on {_count(report['replicas'], 'replica')}{pace}{useful}."
 
 
+_STEP_OUTCOMES = {
+    "retried": "; the step in flight was finished without it, from the gradients that were there",
+    "rolled-forward": "; the step in flight was finished with its contribution",
+    "untouched": "; no step was in flight",
+}
+
+
 def _failure(failure: Report) -> str:
-    how = {"retry": "retried", "roll-forward": "rolled forward"}.get(
-        failure["step_outcome"], str(failure["step_outcome"])
-    )
-    stall = failure["stall_s"]
+    stall, when = failure["stall_s"], failure["detected_s"]
+    died = "before the run began" if when is None else f"{_seconds(when)} into the run"
     stalled = "how long the others stalled is not known" if stall is None else f"the others stalled {_seconds(stall)}"
+    step = _STEP_OUTCOMES.get(failure["step_outcome"], "")
     return (
-        f"Replica {failure['replica']} (attempt {failure['attempt']}) died {_seconds(failure['detected_s'])} into the"
-        f" run ({failure['cause']}); {stalled}; the step in flight was {how}."
+        f"Replica {failure['replica']} (attempt {failure['attempt']}) died {died}"
+        f" ({failure['cause']}: {failure['reason']}); {stalled}{step}."
     )
 
 

@@ -83,6 +83,10 @@ class RunFolder:
         """Remove the volumes of a pod that is gone."""
         shutil.rmtree(self.volume(pod), ignore_errors=True)
 
+    def remove(self) -> None:
+        """Remove the whole folder."""
+        shutil.rmtree(self.path)
+
     def close(self) -> None:
         """Remove what was private and let go of the folder."""
         shutil.rmtree(self.private, ignore_errors=True)

@@ -41,15 +41,25 @@ class _Running:
 
 
 class Kubelet:
-    """The pods of one run. ``changed`` is called after every change of a pod."""
+    """The pods of one run.
+
+    ``changed`` is called after every change of a pod, ``forgotten`` with a pod that was deleted and has ended.
+    """
 
     def __init__(
-        self, *, objects: Objects, folder: RunFolder, addresses: Addresses, changed: Callable[[], None]
+        self,
+        *,
+        objects: Objects,
+        folder: RunFolder,
+        addresses: Addresses,
+        changed: Callable[[], None],
+        forgotten: Callable[[Json], None],
     ) -> None:
         self._objects = objects
         self._folder = folder
         self._addresses = addresses
         self._changed = changed
+        self._report_forgotten = forgotten
         self._running: dict[tuple[str, str], _Running] = {}
         self._restarting: dict[tuple[str, str], asyncio.Task[None]] = {}
 
@@ -140,12 +150,13 @@ class Kubelet:
         if running.kill is not None:
             running.kill.cancel()
         pod = self._objects.get("Pod", namespace, name)
-        if pod is None or "deletionTimestamp" in pod["metadata"]:
-            self._forget(namespace, name)
+        if pod is None:
             return
         reason = "StartError" if message else "Completed" if code == 0 else "Error"
         self._ended(namespace, name, code, message or _last_words(self.log(name), code), reason=reason)
-        if code != 0 and pod["spec"].get("restartPolicy") == "OnFailure":
+        if "deletionTimestamp" in pod["metadata"]:
+            self._forget(namespace, name)
+        elif code != 0 and pod["spec"].get("restartPolicy") == "OnFailure":
             self._restart_later(namespace, name, running.launch, _restarts(pod))
 
     def _restart_later(self, namespace: str, name: str, launch: Launch, done: int) -> None:
@@ -168,6 +179,9 @@ class Kubelet:
         restart = self._restarting.pop((namespace, name), None)
         if restart is not None:
             restart.cancel()
+        pod = self._objects.get("Pod", namespace, name)
+        if pod is not None:
+            self._report_forgotten(pod)
         self._objects.remove("Pod", namespace, name)
         self._folder.drop_volume(name)
         self._changed()

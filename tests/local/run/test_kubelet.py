@@ -30,8 +30,13 @@ class Node:
         self.folder = RunFolder.claim(path)
         self.objects = Objects()
         self.changes = asyncio.Event()
+        self.forgotten: list[Json] = []
         self.kubelet = Kubelet(
-            objects=self.objects, folder=self.folder, addresses=Addresses(), changed=self.changes.set
+            objects=self.objects,
+            folder=self.folder,
+            addresses=Addresses(),
+            changed=self.changes.set,
+            forgotten=self.forgotten.append,
         )
 
     async def start(self, script: str, **spec: Any) -> str:
@@ -133,10 +138,13 @@ def test_a_deleted_pod_may_end_by_itself_and_is_then_gone(tmp_path: Path) -> Non
 def test_a_deleted_pod_that_does_not_listen_is_killed_after_its_grace_period(tmp_path: Path) -> None:
     async def check() -> None:
         async with node(tmp_path) as there:
-            await there.start("trap '' TERM; sleep 60", terminationGracePeriodSeconds=0.2)
-            await there.until(phase("Running"))
+            ready = tmp_path / "ready"
+            os.mkfifo(ready)
+            await there.start(f"trap '' TERM; echo > {ready}; sleep 60", terminationGracePeriodSeconds=0.2)
+            await asyncio.to_thread(ready.read_text)
             there.kubelet.stop("default", "pod", grace=None)
             await there.until(lambda pod: pod is None)
+            assert terminated(there.forgotten[0])["exitCode"] == 137
 
     run(check())
 

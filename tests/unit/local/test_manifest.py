@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import yaml
+
 from fthsdp.errors import ConfigError
 from fthsdp_operator.local.manifest import load_job
 

@@ -21,8 +21,13 @@ def report(**changes: Any) -> dict[str, Any]:
     return whole | changes
 
 
+def words(of: dict[str, Any]) -> str:
+    return "\n".join(summarise(of, folder=Path("runs/demo"), picture=None))
+
+
 FAILURE = {
-    "replica": 2, "attempt": 0, "cause": "Exited", "detected_s": 10.24, "decided_s": 10.26, "stall_s": 0.12,
+    "replica": 2, "attempt": 0, "cause": "Exited", "reason": "r2-0 exit 137", "detected_s": 10.24,
+    "decided_s": 10.26, "stall_s": 0.12,
     "step_outcome": "retried",
 }  # fmt: skip
 JOIN = {
@@ -31,19 +36,19 @@ JOIN = {
 
 
 def test_it_says_what_died_how_long_the_others_stalled_and_who_came_back() -> None:
-    text = "\n".join(summarise(report(failures=[FAILURE], joins=[JOIN])))
+    text = words(report(failures=[FAILURE], joins=[JOIN]))
     assert "Complete: 60 steps on 3 replicas" in text
-    assert "Replica 2 (attempt 0) died 10.2 s into the run (Exited); the others stalled 120 ms" in text
-    assert "the step in flight was retried" in text
+    assert "Replica 2 (attempt 0) died 10.2 s into the run (Exited: r2-0 exit 137); the others stalled 120 ms" in text
+    assert "the step in flight was finished without it" in text
     assert "Replica 2 (attempt 1) joined 9.8 s after its start: 11.5 MB downloaded, 14 steps replayed" in text
     assert "+3%" in text
 
 
 def test_it_says_that_samples_and_digests_are_right_or_shouts_that_they_are_not() -> None:
-    assert "No sample was lost or repeated: 1,440 trained" in "\n".join(summarise(report()))
-    assert "All replicas are bit-identical: 140 digests compared" in "\n".join(summarise(report()))
+    assert "No sample was lost or repeated: 1,440 trained" in words(report())
+    assert "All replicas are bit-identical: 140 digests compared" in words(report())
     wrong = report(samples={"trained": 9, "duplicated": 1, "missing": 2}, digests={"compared": 4, "mismatched": 1})
-    text = "\n".join(summarise(wrong))
+    text = words(wrong)
     assert "SAMPLES WENT WRONG: 1 repeated and 2 lost" in text
     assert "THE REPLICAS DIFFER: 1 of 4" in text
 
@@ -56,13 +61,14 @@ def test_it_does_not_claim_what_was_not_measured() -> None:
         step_seconds={"p50": None, "p99": None},
         effective_training_time=None,
     )
-    text = "\n".join(summarise(unknown))
+    text = words(unknown)
     assert "not known" in text
     assert "bit-identical" not in text
     assert "None" not in text
 
 
 def test_it_says_where_report_and_picture_are() -> None:
-    text = "\n".join(summarise(report(), folder=Path("runs/demo")))
+    text = "\n".join(summarise(report(), folder=Path("runs/demo"), picture=Path("runs/demo/run.png")))
     assert "runs/demo/report.json" in text
     assert "runs/demo/run.png" in text
+    assert "Picture" not in words(report())
