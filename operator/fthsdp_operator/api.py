@@ -35,6 +35,8 @@ __all__ = [
     "JOB_LABEL",
     "JOB_UID_LABEL",
     "KIND",
+    "MAX_JOB_NAME",
+    "NAME_RULE",
     "PLURAL",
     "POD_INDEX_LABEL",
     "REPLICA_LABEL",
@@ -198,7 +200,13 @@ class Backoff(_Spec):
 
     model_config = ConfigDict(
         json_schema_extra={
-            "x-kubernetes-validations": [{"rule": "self.initialSeconds <= self.maxSeconds", "message": _BACKOFF_RULE}]
+            "x-kubernetes-validations": [
+                {
+                    # The API server also tries the rule on the empty default, before the fields have theirs.
+                    "rule": "!has(self.initialSeconds) || self.initialSeconds <= self.maxSeconds",
+                    "message": _BACKOFF_RULE,
+                }
+            ]
         }
     )
 
@@ -221,7 +229,7 @@ class FailurePolicy(_Spec):
 
 _REPLICAS_RULE = "minReplicas is above replicas: lower minReplicas or raise replicas"
 _PODS_RULE = "podsPerReplica cannot be changed while the job exists: delete the job and create it anew"
-_NAME_RULE = (
+NAME_RULE = (
     f"metadata.name has to be at most {MAX_JOB_NAME} lower-case letters, digits and dashes, starting with a letter and"
     " ending with a letter or digit: it becomes part of the host names of the pods"
 )
@@ -553,7 +561,7 @@ def _check_name(manifest: Mapping[str, Any]) -> None:
     if not isinstance(name, str) or not name:
         raise ConfigError("metadata.name is missing: give the job a name")
     if len(name) > MAX_JOB_NAME or not _NAME_PATTERN.fullmatch(name):
-        raise ConfigError(f"{_NAME_RULE} (it is {name!r}, {len(name)} characters)")
+        raise ConfigError(f"{NAME_RULE} (it is {name!r}, {len(name)} characters)")
 
 
 def _complaints(spec: JobSpec) -> Iterator[str]:

@@ -10,9 +10,8 @@ from typing import Any, Protocol
 
 from fthsdp.coordinator.messages import Exited, Status
 from fthsdp.errors import FthsdpError
-
-from .api import Job
-from .plan import Event
+from fthsdp_operator.api import Job
+from fthsdp_operator.plan import Event
 
 __all__ = ["AlreadyExists", "Cluster", "ClusterError", "Conflict", "Manifest"]
 

@@ -15,12 +15,11 @@ from itertools import groupby
 from typing import Any
 
 from fthsdp.errors import ConfigError
-
-from . import render
-from .api import Job, parse_job
-from .cluster import AlreadyExists, Cluster, ClusterError, Conflict
-from .observe import Observed, observe
-from .plan import Action, Create, Delete, Event, Plan, plan, refuse
+from fthsdp_operator import render
+from fthsdp_operator.api import Job, parse_job
+from fthsdp_operator.cluster import AlreadyExists, Cluster, ClusterError, Conflict
+from fthsdp_operator.observe import Observed, observe
+from fthsdp_operator.plan import Action, Create, Delete, Event, Plan, plan, refuse
 
 __all__ = ["IN_FLIGHT", "reconcile"]
 

@@ -13,8 +13,7 @@ from typing import Any
 
 from fthsdp.coordinator.messages import ReplicaStatus as MemberStatus
 from fthsdp.coordinator.messages import Status
-
-from .api import (
+from fthsdp_operator.api import (
     ATTEMPT_LABEL,
     CONFIG_ANNOTATION,
     JOB_UID_LABEL,

@@ -20,9 +20,8 @@ from pydantic import ValidationError
 
 from fthsdp.coordinator import messages
 from fthsdp.coordinator.messages import Exited
-
-from . import policy, render
-from .api import (
+from fthsdp_operator import policy, render
+from fthsdp_operator.api import (
     KIND,
     Condition,
     CoordinatorStatus,
@@ -33,7 +32,7 @@ from .api import (
     ReplicaState,
     ReplicaStatus,
 )
-from .observe import Observed, PodView
+from fthsdp_operator.observe import Observed, PodView
 
 __all__ = ["POLL", "Action", "Create", "Delete", "Event", "Plan", "Tell", "plan", "refuse"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .api import Backoff, Failure, FailurePolicy, Job, ReplicaStatus, pod_name
-from .observe import Observed, PodView
+from fthsdp_operator.api import Backoff, Failure, FailurePolicy, Job, ReplicaStatus, pod_name
+from fthsdp_operator.observe import Observed, PodView
 
 __all__ = ["EARLY_EXIT_GRACE", "Verdict", "failure_of", "judge", "recent", "wait_before", "with_exit_code"]
 

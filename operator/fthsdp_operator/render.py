@@ -12,8 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fthsdp import environment
-
-from .api import (
+from fthsdp_operator.api import (
     API_VERSION,
     ATTEMPT_LABEL,
     CONFIG_ANNOTATION,

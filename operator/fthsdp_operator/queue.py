@@ -1,0 +1,109 @@
+"""A keyed work queue: what has to be looked at, when, and never by two workers at once.
+
+Its three promises are those of Kubernetes controllers everywhere: a key added many times is handed out once; a key
+added while it is being worked on is handed out again afterwards, never at the same time; a key that keeps failing
+comes back ever more slowly, without holding up the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+__all__ = ["WorkQueue"]
+
+K = TypeVar("K", bound=Hashable)
+
+
+class WorkQueue(Generic[K]):
+    """Hands out keys in the order in which they are due."""
+
+    def __init__(
+        self,
+        *,
+        first_retry: float = 0.1,
+        longest_retry: float = 60.0,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        """``first_retry`` and ``longest_retry``: seconds; ``clock``: the event loop's where unset."""
+        self._first_retry = first_retry
+        self._longest_retry = longest_retry
+        self._clock = clock
+        self._due: dict[K, float] = {}
+        """When each waiting key is due; what else the heap holds is outdated."""
+        self._heap: list[tuple[float, int, K]] = []
+        self._count = itertools.count()
+        self._working: set[K] = set()
+        self._failures: dict[K, int] = {}
+        self._changed = asyncio.Event()
+
+    def __len__(self) -> int:
+        """Keys that wait."""
+        return len(self._due)
+
+    def add(self, key: K, *, delay: float = 0.0) -> None:
+        """Have a key handed out after ``delay`` seconds, or earlier if it waits already and is due before."""
+        due = self._now() + delay
+        if self._due.get(key, float("inf")) <= due:
+            return
+        self._due[key] = due
+        heapq.heappush(self._heap, (due, next(self._count), key))
+        self._changed.set()
+
+    async def get(self) -> K:
+        """Wait for a key that is due and that nobody works on; call ``done`` or ``failed`` when finished with it."""
+        while True:
+            self._changed.clear()
+            key, wait = self._next()
+            if key is not None:
+                self._working.add(key)
+                del self._due[key]
+                return key
+            try:
+                await asyncio.wait_for(self._changed.wait(), wait)
+            except TimeoutError:
+                continue
+
+    def done(self, key: K) -> None:
+        """The work on a key succeeded: its next failure is its first."""
+        self._failures.pop(key, None)
+        self._release(key)
+
+    def failed(self, key: K) -> float:
+        """The work on a key failed: it comes back after a wait that doubles each time; returns the wait in seconds."""
+        count = self._failures.get(key, 0)
+        self._failures[key] = count + 1
+        self._release(key)
+        wait: float = min(self._longest_retry, self._first_retry * 2 ** min(count, 30))
+        self.add(key, delay=wait)
+        return wait
+
+    def _release(self, key: K) -> None:
+        self._working.discard(key)
+        self._changed.set()
+
+    def _now(self) -> float:
+        return self._clock() if self._clock is not None else asyncio.get_running_loop().time()
+
+    def _next(self) -> tuple[K | None, float | None]:
+        """Return a key to work on, or the seconds until there may be one (None: until something changes)."""
+        held: list[tuple[float, int, K]] = []
+        try:
+            while self._heap:
+                due, _, key = self._heap[0]
+                if self._due.get(key) != due:
+                    heapq.heappop(self._heap)
+                    continue
+                if due > self._now():
+                    return None, due - self._now()
+                entry = heapq.heappop(self._heap)
+                if key not in self._working:
+                    return key, None
+                held.append(entry)
+            return None, None
+        finally:
+            for entry in held:
+                heapq.heappush(self._heap, entry)
