@@ -1,7 +1,7 @@
 """Who is a member, under which epoch number, and how a broken step ends: the coordinator's state machine.
 
-It is pure: ``handle(event, now)`` returns effects; whoever runs it (the server, a simulation) executes them in order. It
-is level-triggered: facts about leaders are kept (their newest state, who is lost), and after each event ``_advance``
+It is pure: ``handle(event, now)`` returns effects; whoever runs it (the server, a simulation) executes them in order.
+It is level-triggered: facts about leaders are kept (their newest state, who is lost), and after each event ``_advance``
 asks what these facts demand. So it does not matter in which order, how often, or over which connection they arrived.
 
 At any time the job is in one of these situations::
@@ -445,7 +445,7 @@ class Membership:
             return True
         newest = max(self._record.number, state.epoch)
         inside = self._record.member(member.replica) is not None
-        return inside and (state.fence >= newest or state.broken == state.epoch == newest)
+        return inside and (state.fence >= newest or state.broken == newest)
 
     def _begin_gather(self, reason: str) -> None:
         if self._proposal is not None and not self._proposal.may_have_begun:

@@ -1,0 +1,375 @@
+"""What a run leaves behind: a line per final step, and the report. Pure: records and events in, JSON out.
+
+Words of the report. The run's clock is 0 when the first epoch began. A step of a replica is *disturbed* when it
+overlaps a failure (from its detection to the decision), when it was retried or rolled forward, or when a replica was on
+its way in meanwhile (from the start of its process until it was active). What a step costs normally is the median of a
+replica's undisturbed steps.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from fthsdp.coordinator.events import Decided, Effect, Finished, Left, Removed
+from fthsdp.coordinator.messages import Cause, JoinRecord, Records, Role, StepRecord
+from fthsdp.ranges import Range, count, subtract, union
+
+__all__ = ["RunEvent", "RunRecord", "event_of"]
+
+FEWEST_STEPS = 3
+"""Fewer steps than this have no median worth reporting."""
+
+
+class RunEvent(BaseModel):
+    """Something that happened to the membership."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["decided", "lost-everything", "removed", "left", "finished"]
+    at: float
+    """Unix time in seconds."""
+    epoch: int | None = None
+    step: int | None = None
+    """decided: the last step that counts; finished: the last step."""
+    replica: int | None = None
+    attempt: int | None = None
+    cause: Cause | None = None
+    reason: str = ""
+    member: bool = True
+
+
+def event_of(effect: Effect, at: float) -> RunEvent | None:
+    """Return what of an effect belongs into the run's record; None for the rest."""
+    match effect:
+        case Decided(record=None):
+            return RunEvent(kind="lost-everything", at=at)
+        case Decided(record=record) if record is not None and record.outcome is not None:
+            return RunEvent(kind="decided", at=at, epoch=record.number, step=record.outcome.step)
+        case Removed():
+            return RunEvent(
+                kind="removed",
+                at=effect.detected,
+                replica=effect.replica,
+                attempt=effect.attempt,
+                cause=effect.cause,
+                reason=effect.reason,
+                member=effect.member,
+            )
+        case Left():
+            return RunEvent(kind="left", at=at, replica=effect.replica, attempt=effect.attempt, reason=effect.reason)
+        case Finished():
+            return RunEvent(kind="finished", at=at, step=effect.step)
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Lap:
+    """One step of one replica, as far as its duration matters."""
+
+    step: int
+    began: float
+    ended: float
+    outcome: str
+
+    @property
+    def seconds(self) -> float:
+        return self.ended - self.began
+
+    def overlaps(self, span: tuple[float, float]) -> bool:
+        return self.began <= span[1] and self.ended >= span[0]
+
+
+@dataclass(slots=True)
+class _Step:
+    """What is known of one final step."""
+
+    contributors: tuple[int, ...]
+    total_samples: int
+    digest: str = ""
+    ranges: list[Range] = field(default_factory=list)
+    complete: bool = False
+    """The ranges are those of all contributors."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Failure:
+    event: RunEvent
+    decided: RunEvent | None = None
+
+    @property
+    def span(self) -> tuple[float, float]:
+        return self.event.at, self.decided.at if self.decided else self.event.at
+
+
+class RunRecord:
+    """Collects the records of one run."""
+
+    def __init__(self, *, replicas: int) -> None:
+        self._replicas = replicas
+        self._began: float | None = None
+        self._finished: int | None = None
+        self._steps: dict[int, _Step] = {}
+        self._laps: dict[tuple[int, int], list[_Lap]] = defaultdict(list)
+        """Live steps by incarnation, in order, in the role of an active."""
+        self._newest: dict[tuple[int, int], int] = {}
+        self._joins: list[JoinRecord] = []
+        self._failures: list[_Failure] = []
+        self._leaves: list[RunEvent] = []
+        self._lines: dict[int, dict[str, Any]] = {}
+        self._printed: int | None = None
+        self._trained: tuple[Range, ...] = ()
+        self._returned: tuple[int, tuple[Range, ...]] = (0, ())
+        self._dealt = self._untold = 0
+        self._compared = self._mismatched = self._outcomes_differ = 0
+        self.step = 0
+        """Newest final step."""
+        self.loss: float | None = None
+        """Loss of the newest final step that has one."""
+
+    # --- in ---------------------------------------------------------------------------------------------------------
+
+    def note(self, event: RunEvent) -> None:
+        """Take in an event."""
+        match event.kind:
+            case "decided":
+                self._began = event.at if self._began is None else self._began
+                for failure in self._failures:
+                    if failure.decided is None and failure.event.member:
+                        failure.decided = event
+            case "removed":
+                self._failures.append(_Failure(event=event))
+            case "left":
+                self._leaves.append(event)
+            case "finished":
+                self._finished = event.step
+            case "lost-everything":
+                self._forget_steps()
+
+    def add(self, records: Records) -> Records:
+        """Take in what a leader recorded and return what of it is new: records are sent again until confirmed."""
+        steps = tuple(s for s in records.steps if self._is_new(s))
+        joins = tuple(j for j in records.joins if j not in self._joins)
+        self._joins += joins
+        return Records(steps=steps, joins=joins)
+
+    def _is_new(self, record: StepRecord) -> bool:
+        incarnation = (record.replica, record.attempt)
+        if record.step <= self._newest.get(incarnation, -1):
+            return False
+        self._newest[incarnation] = record.step
+        self._take(record)
+        return True
+
+    def _take(self, record: StepRecord) -> None:
+        step = self._steps.get(record.step)
+        if step is None:
+            step = self._steps[record.step] = _Step(record.contributors, record.total_samples)
+            self._untold += record.total_samples
+        elif (step.contributors, step.total_samples) != (record.contributors, record.total_samples):
+            self._outcomes_differ += 1
+        self._compare(step, record)
+        self._count_samples(step, record)
+        if record.role is Role.ACTIVE and record.outcome != "replayed":
+            self._laps[record.replica, record.attempt].append(
+                _Lap(step=record.step, began=record.began, ended=record.ended, outcome=record.outcome)
+            )
+            self._lines.setdefault(record.step, _line(record))
+        if record.step > self.step:
+            self.step = record.step
+            self.loss = self.loss if record.loss is None else record.loss
+        if self._printed is None:
+            self._printed = record.step - 1
+
+    def _compare(self, step: _Step, record: StepRecord) -> None:
+        if record.digest and step.digest:
+            self._compared += 1
+            self._mismatched += record.digest != step.digest
+        step.digest = step.digest or record.digest
+
+    def _count_samples(self, step: _Step, record: StepRecord) -> None:
+        if step.complete:
+            return
+        told = record.trained or record.samples
+        if record.trained:
+            # Replaces what single contributors had told of this step.
+            self._withdraw_ranges(step)
+            step.complete = True
+        step.ranges += told
+        self._dealt += count(told)
+        self._untold -= count(told)
+        self._trained = union((*self._trained, *told))
+        if record.step >= self._returned[0] and record.trained:
+            self._returned = (record.step, record.returned)
+
+    def _withdraw_ranges(self, step: _Step) -> None:
+        if step.ranges:
+            self._dealt -= count(step.ranges)
+            self._untold += count(step.ranges)
+            step.ranges = []
+            self._trained = union(r for s in self._steps.values() for r in s.ranges)
+
+    def _forget_steps(self) -> None:
+        """The run starts from its beginning: what was trained before does not count."""
+        self._steps.clear()
+        self._newest.clear()
+        self._lines.clear()
+        self._trained = ()
+        self._returned = (0, ())
+        self._dealt = self._untold = 0
+        self.step, self.loss, self._printed = 0, None, 0
+
+    # --- out --------------------------------------------------------------------------------------------------------
+
+    def take_lines(self) -> list[dict[str, Any]]:
+        """Return the lines of steps that became final since the last call, each step once, in order."""
+        lines: list[dict[str, Any]] = []
+        while self._printed is not None and self._printed + 1 in self._lines:
+            self._printed += 1
+            lines.append(self._lines.pop(self._printed))
+        return lines
+
+    def report(self) -> dict[str, Any]:
+        """Return the report as it stands. Times are in seconds."""
+        normal = self._undisturbed()
+        seconds = sorted(lap.seconds for laps in self._laps.values() for lap in laps)
+        return {
+            "outcome": "running" if self._finished is None else "complete",
+            "replicas": self._replicas,
+            "steps_final": len(self._steps),
+            "effective_training_time": self._effective(normal),
+            "step_seconds": {"p50": _quantile(seconds, 0.50), "p99": _quantile(seconds, 0.99)},
+            "failures": [self._failure(f, normal) for f in self._failures],
+            "joins": [self._join(j) for j in self._joins],
+            "leaves": [
+                {"replica": e.replica, "attempt": e.attempt, "reason": e.reason, "left_s": self._clock(e.at)}
+                for e in self._leaves
+            ],
+            "samples": self._samples(),
+            "digests": {"compared": self._compared, "mismatched": self._mismatched},
+            "outcomes": {"compared": len(self._steps), "mismatched": self._outcomes_differ},
+        }
+
+    def _clock(self, at: float) -> float | None:
+        return None if self._began is None else round(at - self._began, 6)
+
+    def _samples(self) -> dict[str, int]:
+        """Samples of contributors of which nobody told the ranges are taken for those that fill the holes."""
+        end = self._trained[-1][1] if self._trained else 0
+        holes = subtract([(0, end)], self._trained)
+        pending = count(holes) - count(subtract(holes, self._returned[1]))
+        return {
+            "trained": count(self._trained) + self._untold,
+            "duplicated": self._dealt - count(self._trained),
+            "missing": max(count(holes) - pending - self._untold, 0),
+            "pending": pending,
+        }
+
+    def _spans(self) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
+        failures = [f.span for f in self._failures if f.event.member]
+        return failures, [(j.started, j.active) for j in self._joins]
+
+    def _undisturbed(self) -> dict[tuple[int, int], float]:
+        """By incarnation, the median of its undisturbed steps; those without enough of them are missing."""
+        failures, joins = self._spans()
+        medians = {}
+        for incarnation, laps in self._laps.items():
+            quiet = _outside(_outside(laps, failures), joins)
+            if len(quiet) < FEWEST_STEPS:
+                quiet = _outside(laps, failures)
+            if len(quiet) >= FEWEST_STEPS:
+                medians[incarnation] = statistics.median(lap.seconds for lap in quiet)
+        return medians
+
+    def _failure(self, failure: _Failure, normal: dict[tuple[int, int], float]) -> dict[str, Any]:
+        event = failure.event
+        hit = self._laps_in_flight(failure) if event.member else {}
+        stalls = [
+            max(sum(lap.seconds - normal[who] for lap in laps), 0.0) for who, laps in hit.items() if who in normal
+        ]
+        outcomes = {lap.outcome for laps in hit.values() for lap in laps}
+        return {
+            "replica": event.replica,
+            "attempt": event.attempt,
+            "cause": str(event.cause),
+            "reason": event.reason,
+            "member": event.member,
+            "detected_s": self._clock(event.at),
+            "decided_s": self._clock(failure.decided.at) if failure.decided else None,
+            "stall_s": round(statistics.median(stalls), 6) if stalls else None,
+            "step_outcome": _worst(outcomes) if failure.decided else None,
+        }
+
+    def _laps_in_flight(self, failure: _Failure) -> dict[tuple[int, int], list[_Lap]]:
+        """By survivor, the steps that were under way between detection and decision."""
+        dead = (failure.event.replica, failure.event.attempt)
+        return {
+            who: found
+            for who, laps in self._laps.items()
+            if who != dead and (found := [lap for lap in laps if lap.overlaps(failure.span)])
+        }
+
+    def _join(self, join: JoinRecord) -> dict[str, Any]:
+        return {
+            "replica": join.replica,
+            "attempt": join.attempt,
+            "latency_s": round(join.active - join.started, 6),
+            "active_s": self._clock(join.active),
+            "first_step": join.first_step,
+            "bytes": join.bytes,
+            "replayed_steps": join.replayed_steps,
+            "survivor_slowdown": self._slowdown(join),
+        }
+
+    def _slowdown(self, join: JoinRecord) -> float | None:
+        """The survivors' median step while this replica caught up, against their median otherwise, minus one."""
+        failures, joins = self._spans()
+        others = [lap for who, laps in self._laps.items() if who[0] != join.replica for lap in _outside(laps, failures)]
+        during = [lap.seconds for lap in others if lap.began >= join.started and lap.ended <= join.active]
+        quiet = [lap.seconds for lap in _outside(others, joins)]
+        if min(len(during), len(quiet)) < FEWEST_STEPS:
+            return None
+        return round(statistics.median(during) / statistics.median(quiet) - 1, 4)
+
+    def _effective(self, normal: dict[tuple[int, int], float]) -> float | None:
+        """The share of all replicas' time that went into final steps at the undisturbed pace."""
+        laps = [lap for each in self._laps.values() for lap in each]
+        if not laps or not normal or self._began is None:
+            return None
+        whole = self._replicas * (max(lap.ended for lap in laps) - min(lap.began for lap in laps))
+        pace = statistics.median(normal.values())
+        useful = sum(min(lap.seconds, pace) for lap in laps)
+        return round(useful / whole, 4) if whole > 0 else None
+
+
+def _line(record: StepRecord) -> dict[str, Any]:
+    return {
+        "step": record.step,
+        "loss": record.loss,
+        "active": len(record.contributors),
+        "contributors": list(record.contributors),
+        "seconds": round(record.ended - record.began, 6),
+        "samples": record.total_samples,
+        "epoch": record.epoch,
+        "outcome": record.outcome,
+    }
+
+
+def _outside(laps: Iterable[_Lap], spans: Sequence[tuple[float, float]]) -> list[_Lap]:
+    return [lap for lap in laps if lap.outcome == "normal" and not any(lap.overlaps(span) for span in spans)]
+
+
+def _worst(outcomes: set[str]) -> str:
+    return next((o for o in ("rolled-forward", "retried") if o in outcomes), "untouched")
+
+
+def _quantile(ordered: Sequence[float], share: float) -> float | None:
+    """The smallest value that at least this share of the values does not exceed (nearest rank)."""
+    if not ordered:
+        return None
+    return round(ordered[max(0, -int(-share * len(ordered) // 1) - 1)], 6)
