@@ -34,13 +34,15 @@ def history_of_records(records: Iterable[Json]) -> list[Point]:
 
 
 def _point(step: int, records: list[Json], start: float) -> Point:
-    # A replayed step is applied long after it was final.
+    # A replayed step is applied long after it was final; one of an earlier life of the run does not count.
     live = [r for r in records if r["outcome"] != "replayed"] or records
+    newest = max(r["epoch"] for r in live)
+    live = [r for r in live if r["epoch"] == newest]
     return Point(
         step=step,
         time=min(r["ended"] for r in live) - start,
-        loss=next((r["loss"] for r in records if r["loss"] is not None), None),
-        active=len(records[0]["contributors"]),
+        loss=next((r["loss"] for r in live if r["loss"] is not None), None),
+        active=len(live[0]["contributors"]),
     )
 
 

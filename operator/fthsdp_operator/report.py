@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from .history import Point, history_of_records
 from .picture import draw
 from .summary import summarise
 
-__all__ = ["RunRecord", "publish", "read_record"]
+__all__ = ["RunRecord", "publish", "read_record", "settle"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +23,12 @@ class RunRecord:
 
     report: dict[str, Any]
     points: tuple[Point, ...]
+
+    def write_report(self, folder: Path) -> None:
+        """Write report.json so that a reader sees the old one or the new one."""
+        fresh = folder / "report.json.new"
+        fresh.write_text(json.dumps(self.report, indent=2) + "\n")
+        fresh.replace(folder / "report.json")
 
 
 def read_record(folder: Path) -> RunRecord:
@@ -44,6 +50,15 @@ def _lines(file: Path) -> Iterator[dict[str, Any]]:
     for line in file.read_text().splitlines(keepends=True):
         if line.endswith("\n"):  # a killed coordinator may have left half a line at the end
             yield json.loads(line)
+
+
+def settle(folder: Path, *, outcome: str) -> None:
+    """Write into the report how the run ended: a coordinator that was stopped early only knows that it had not yet."""
+    try:
+        record = read_record(folder)
+    except ConfigError:
+        return
+    replace(record, report=record.report | {"outcome": outcome}).write_report(folder)
 
 
 def publish(record: RunRecord, folder: Path, *, title: str) -> list[str]:

@@ -1,11 +1,13 @@
-"""``fthsdp run``: a job on this machine, its pods as processes."""
+"""``fthsdp run`` and ``fthsdp report``: a job on this machine, and what happened in a run here or on a cluster."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import sys
 from pathlib import Path
+from typing import TypeAlias
 
 from fthsdp.errors import ConfigError
 from fthsdp_operator.api import Job
@@ -15,30 +17,31 @@ from fthsdp_operator.local.inject import Injection, check_targets, parse_injecti
 from fthsdp_operator.local.manifest import load_job
 from fthsdp_operator.local.screen import screen_for
 from fthsdp_operator.local.session import End, ExitCode, Session
-from fthsdp_operator.report import publish, read_record
+from fthsdp_operator.report import publish, read_record, settle
 
-__all__ = ["add_run_parser", "run"]
+__all__ = ["add_report_parser", "add_run_parser"]
 
-_EPILOG = """\
-Exit codes: 0 complete, 1 the job failed, 2 bad input, 130 interrupted.
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+_RUN_EPILOG = """\
 KIND is kill (SIGKILL), freeze (SIGSTOP), term (SIGTERM) or delete (as kubectl delete pod does); without pod=P it hits
 all pods of the replica. It happens as soon as step N is final.
+
+Exit codes: 0 complete, 1 the job failed, 2 bad input, 130 interrupted.
 """
 
 
-def add_run_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_run_parser(commands: Commands) -> None:
     """Add ``run`` to the command line of ``fthsdp``."""
     parser = commands.add_parser(
         "run",
         help="run a job on this machine, its pods as processes",
         description="Run an FTHSDPJob on this machine: the same manifest, the same operator, pods are processes.",
-        epilog=_EPILOG,
+        epilog=_RUN_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("manifest", type=Path, metavar="JOB.YAML", help="file with the FTHSDPJob")
-    parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="run folder, replaced if it is one (default: runs/NAME)"
-    )
+    parser.add_argument("--out", type=Path, metavar="DIR", help="run folder; an earlier run is replaced (runs/NAME)")
     parser.add_argument(
         "--inject",
         action="append",
@@ -49,17 +52,17 @@ def add_run_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]
     parser.set_defaults(run=run)
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Run the job and say how it went; raises ConfigError before anything was started or left behind."""
-    manifest, job = load_job(arguments.manifest)
-    injections = [parse_injection(text) for text in arguments.inject]
+def run(given: argparse.Namespace) -> int:
+    """Run the job, say how it went and return the exit code; raises ConfigError for bad input."""
+    manifest, job = load_job(given.manifest)
+    injections = [parse_injection(text) for text in given.inject]
     check_targets(injections, replicas=job.spec.replicas, pods_per_replica=job.spec.pods_per_replica)
-    folder = RunFolder.claim(arguments.out or Path("runs") / job.name)
+    folder = RunFolder.claim(given.out or Path("runs") / job.name)
     try:
         end = _run(manifest, folder, injections)
+        _conclude(end, job, folder)
     finally:
         folder.close()
-    _conclude(end, job, folder)
     return end.code
 
 
@@ -78,8 +81,53 @@ def _conclude(end: End, job: Job, folder: RunFolder) -> None:
         raise ConfigError(f"job {job.name}: {end.message}")
     if end.code is not ExitCode.COMPLETE:
         print(f"fthsdp: job {job.name}: {end.message}", file=sys.stderr)
+    settle(folder.path, outcome=end.code.name.lower())
     try:
-        lines = publish(read_record(folder.path), folder.path, title=f"{job.name}: {job.spec.replicas} replicas")
+        record = read_record(folder.path)
     except ConfigError:
-        lines = [f"No step was recorded. What the pods printed: {folder.logs}"]
+        print(f"No step was recorded. What the pods printed is in {folder.logs}")
+        return
+    print("\n".join(publish(record, folder.path, title=f"{job.name}: {job.spec.replicas} replicas")))
+
+
+# --- report ---------------------------------------------------------------------------------------------------------
+
+
+def add_report_parser(commands: Commands) -> None:
+    """Add ``report`` to the command line of ``fthsdp``."""
+    parser = commands.add_parser(
+        "report",
+        help="tell in plain words what happened in a run",
+        description="Tell in plain words what happened in a run, and draw its picture.",
+    )
+    parser.add_argument("source", metavar="DIR|JOB", help="folder of a run on this machine, or with --out a job's name")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="read the job from the cluster and put its record here")
+    parser.add_argument("-n", "--namespace", default="default", help="of the job on the cluster (default: %(default)s)")
+    parser.add_argument("--kubeconfig", metavar="FILE", help="how to reach the cluster (default: as kubectl)")
+    parser.set_defaults(run=report)
+
+
+def report(given: argparse.Namespace) -> int:
+    """Print what happened in a run; raises ConfigError."""
+    if given.out is None:
+        folder = Path(given.source)
+        lines = publish(read_record(folder), folder, title=folder.resolve().name)
+    else:
+        lines = _report_from_cluster(given.source, given.namespace, given.kubeconfig, given.out)
     print("\n".join(lines))
+    return 0
+
+
+def _report_from_cluster(job: str, namespace: str, kubeconfig: str | None, out: Path) -> list[str]:
+    from fthsdp_operator.apiserver import Access
+    from fthsdp_operator.cluster_record import fetch_record
+
+    file = kubeconfig or os.environ.get("KUBECONFIG") or str(Path("~/.kube/config").expanduser())
+    record, log = asyncio.run(fetch_record(Access(kubeconfig=file), namespace=namespace, job=job))
+    folder = RunFolder.claim(out)
+    try:
+        (folder.logs / f"{job}-coordinator.log").write_text(log)
+        record.write_report(folder.path)
+        return publish(record, folder.path, title=f"{namespace}/{job}: {record.report['replicas']} replicas")
+    finally:
+        folder.close()

@@ -13,6 +13,7 @@ Nothing is deleted that a run has not put there: a folder with other content and
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
@@ -29,9 +30,11 @@ _MARK = ".fthsdp-run"
 class RunFolder:
     """An exclusively held run folder; close it when the run has ended."""
 
-    def __init__(self, path: Path, lock: IO[str]) -> None:
+    def __init__(self, path: Path, lock: IO[str], *, made: list[Path]) -> None:
         self.path = path
         self._lock = lock
+        self._made = made
+        """Folders above it that were made for it, the nearest first."""
 
     @classmethod
     def claim(cls, path: Path) -> RunFolder:
@@ -39,10 +42,11 @@ class RunFolder:
         try:
             path = path.resolve()
             _refuse_foreign(path)
+            made = [parent for parent in path.parents if not parent.exists()]
             path.mkdir(parents=True, exist_ok=True)
             lock = _locked(path / _MARK)
             _clear(path)
-            folder = cls(path, lock)
+            folder = cls(path, lock, made=made)
             folder.logs.mkdir()
             folder.private.mkdir(mode=0o700)
         except OSError as error:
@@ -84,8 +88,11 @@ class RunFolder:
         shutil.rmtree(self.volume(pod), ignore_errors=True)
 
     def remove(self) -> None:
-        """Remove the whole folder."""
+        """Remove the whole folder, and those above it that were made for it, if nothing else is in them by now."""
         shutil.rmtree(self.path)
+        with contextlib.suppress(OSError):
+            for parent in self._made:
+                parent.rmdir()
 
     def close(self) -> None:
         """Remove what was private and let go of the folder."""

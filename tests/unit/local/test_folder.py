@@ -64,3 +64,10 @@ def test_secrets_are_readable_by_this_user_only_and_gone_afterwards(tmp_path: Pa
     assert folder.private.stat().st_mode & 0o777 == 0o700
     folder.close()
     assert not file.exists()
+
+
+def test_a_removed_run_leaves_no_empty_folders_that_it_had_made(tmp_path: Path) -> None:
+    folder = RunFolder.claim(tmp_path / "runs" / "deep" / "demo")
+    folder.remove()
+    folder.close()
+    assert list(tmp_path.iterdir()) == []

@@ -8,7 +8,7 @@ from fthsdp_operator.history import Point, history_of_log, history_of_records
 def record(step: int, replica: int, ended: float, **changes: Any) -> dict[str, Any]:
     whole = {
         "step": step, "replica": replica, "began": ended - 0.5, "ended": ended, "loss": 2.0, "contributors": [0, 1],
-        "outcome": "normal",
+        "outcome": "normal", "epoch": 1,
     }  # fmt: skip
     return whole | changes
 
@@ -22,6 +22,11 @@ def test_a_replay_does_not_move_a_step_in_time() -> None:
     records = [record(1, 2, 100.1, began=100.0, outcome="replayed"), record(1, 0, 100.5)]
     (point,) = history_of_records(records)
     assert point.time == 0.5
+
+
+def test_a_step_of_an_earlier_life_of_the_run_does_not_count() -> None:
+    (point,) = history_of_records([record(1, 0, 100.5), record(1, 0, 130.5, epoch=2, loss=1.0)])
+    assert (point.time, point.loss) == (30.5, 1.0)
 
 
 def test_a_loss_that_one_replica_does_not_know_is_taken_from_another() -> None:
