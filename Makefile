@@ -40,6 +40,7 @@ bench: setup
 
 generate: setup
 	$(PYTHON) -m fthsdp_operator.crd --write $(CRD)
+	cp $(CRD) charts/fthsdp-operator/files/
 
 clean:
 	rm -rf $(VENV) runs dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -65,7 +65,7 @@ def choose_cluster(env: Mapping[str, str] = os.environ) -> AbstractContextManage
 
 
 def given_cluster(env: Mapping[str, str]) -> GivenCluster | None:
-    """Return the cluster that the environment names, or None; raises NoClusterError when something about it is missing."""
+    """Return the cluster that the environment names, or None; raises NoClusterError when it is incomplete."""
     name = next((name for name in _KUBECONFIGS if env.get(name)), None)
     if name is None:
         return None

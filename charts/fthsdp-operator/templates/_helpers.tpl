@@ -1,0 +1,57 @@
+{{/* Name of everything: the release's, so that two releases never meet. */}}
+{{- define "fthsdp.name" -}}
+{{- $name := ternary .Release.Name (printf "%s-operator" .Release.Name) (hasSuffix "operator" .Release.Name) }}
+{{- $name | trunc 63 | trimSuffix "-" }}
+{{- end }}
+
+{{- define "fthsdp.selector" -}}
+app.kubernetes.io/name: {{ .Chart.Name }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "fthsdp.labels" -}}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{ include "fthsdp.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+app.kubernetes.io/part-of: fthsdp
+{{- end }}
+
+{{- define "fthsdp.serviceAccount" -}}
+{{- if .Values.serviceAccount.create }}{{ default (include "fthsdp.name" .) .Values.serviceAccount.name }}
+{{- else }}{{ default "default" .Values.serviceAccount.name }}{{ end }}
+{{- end }}
+
+{{- define "fthsdp.image" -}}
+{{ .Values.image.repository }}:{{ default .Chart.AppVersion .Values.image.tag }}
+{{- end }}
+
+{{/* What the operator may do where it runs jobs. No verb is here that it does not use. */}}
+{{- define "fthsdp.rules" -}}
+- apiGroups: [fthsdp.dev]
+  resources: [fthsdpjobs]
+  verbs: [get, list, watch]
+- apiGroups: [fthsdp.dev]
+  resources: [fthsdpjobs/status]
+  verbs: [patch]
+# What it creates names the job as its owner, and keeps the job until it is gone itself.
+- apiGroups: [fthsdp.dev]
+  resources: [fthsdpjobs/finalizers]
+  verbs: [update]
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [get, list, watch, create, delete]
+- apiGroups: [""]
+  resources: [secrets, services, serviceaccounts]
+  verbs: [get, create]
+# Nobody can give a right that he has not: "update" is for the role of each job's coordinator.
+- apiGroups: [""]
+  resources: [configmaps]
+  verbs: [get, create, update]
+- apiGroups: [rbac.authorization.k8s.io]
+  resources: [roles, rolebindings]
+  verbs: [get, create]
+- apiGroups: [""]
+  resources: [events]
+  verbs: [get, create, patch]
+{{- end }}
