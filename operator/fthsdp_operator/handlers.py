@@ -99,6 +99,7 @@ async def run(
     access: Access,
     namespaces: Sequence[str],
     coordinator_image: str,
+    health_port: int | None = None,
     stop: asyncio.Event | None = None,
     ready: asyncio.Event | None = None,
 ) -> None:
@@ -115,6 +116,7 @@ async def run(
                 standalone=True,
                 clusterwide=not namespaces,
                 namespaces=namespaces,
+                liveness_endpoint=None if health_port is None else f"http://0.0.0.0:{health_port}/healthz",
                 stop_flag=stop,
                 ready_flag=ready,
             )
