@@ -116,6 +116,12 @@ def _add_operator(commands: Commands) -> None:
         default=os.environ.get(COORDINATOR_IMAGE) or f"fthsdp-operator:{_version()}",
         help=f"image of coordinators whose job names none (default: ${COORDINATOR_IMAGE}, or %(default)s)",
     )
+    parser.add_argument(
+        "--health-port",
+        metavar="PORT",
+        type=int,
+        help="answer GET /healthz here for as long as the operator is alive; nowhere if left out",
+    )
     parser.add_argument("--verbose", action="store_true", help="log more")
     parser.set_defaults(run=_operator)
 
@@ -135,6 +141,7 @@ def _operator(chosen: argparse.Namespace) -> int:
             access=Access(kubeconfig=kubeconfig),
             namespaces=chosen.namespaces,
             coordinator_image=chosen.coordinator_image,
+            health_port=chosen.health_port,
         )
     )
     return 0

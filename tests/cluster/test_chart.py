@@ -98,7 +98,7 @@ def test_with_namespaces_named_the_operator_has_rights_only_there(template: Rend
         assert [found["metadata"]["namespace"] for found in of_kind(objects, kind)] == ["research", "production"]
     (deployment,) = of_kind(objects, "Deployment")
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
-    assert container["args"] == ["operator", "--namespace=research", "--namespace=production"]
+    assert container["args"] == ["operator", "--health-port=8080", "--namespace=research", "--namespace=production"]
 
 
 def test_roles_can_be_left_to_somebody_else(template: Render) -> None:
