@@ -137,8 +137,9 @@ class TrainState:
         return tensors | {name: local(buffer) for name, buffer in _persistent_buffers(self.model)}
 
     def _optimizer_tensors(self) -> Iterator[Tensor]:
-        for parameter, _ in self._names.items():
-            for _, value in sorted(self.optimizer.state.get(parameter, {}).items()):
+        states = [self.optimizer.state.get(parameter, {}) for parameter in self._names]
+        for entries in [*states, *self.optimizer.param_groups]:
+            for _, value in sorted(entries.items()):
                 if isinstance(value, Tensor):
                     yield local(value)
 

@@ -2,6 +2,7 @@ import json
 import math
 import random
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 
 import pytest
 import torch
@@ -52,7 +53,7 @@ def test_stripes_cover_every_byte_once_and_are_of_one_size(total, donors):
     parts = [stripe_range(total, index, donors) for index in range(donors)]
     assert parts[0][0] == 0
     assert parts[-1][1] == total
-    assert all(a[1] == b[0] for a, b in zip(parts, parts[1:], strict=False))
+    assert all(a[1] == b[0] for a, b in pairwise(parts))
     assert max(b - a for a, b in parts) - min(b - a for a, b in parts) <= 1
 
 

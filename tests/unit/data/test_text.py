@@ -41,12 +41,12 @@ def test_an_index_outside_is_an_index_error(tmp_path, index):
 
 
 def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(ConfigError, match="nowhere.txt: No such file"):
+    with pytest.raises(ConfigError, match=r"nowhere\.txt: No such file"):
         TextDataset([tmp_path / "nowhere.txt"], length=4)
 
 
 def test_an_empty_file_is_named(tmp_path):
-    with pytest.raises(ConfigError, match="void.txt is empty"):
+    with pytest.raises(ConfigError, match=r"void\.txt is empty"):
         TextDataset([write(tmp_path, "full.txt", b"0123456789"), write(tmp_path, "void.txt", b"")], length=4)
 
 
