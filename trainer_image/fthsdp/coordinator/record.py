@@ -144,7 +144,8 @@ class RunRecord:
                         failure.decided = event
             case "removed":
                 self._failures.append(_Failure(event=event))
-            case "left":
+            case "left" if (event.replica, event.attempt) not in {(e.replica, e.attempt) for e in self._leaves}:
+                # A restarted coordinator may see once more that somebody has left.
                 self._leaves.append(event)
             case "finished":
                 self._finished = event.step
