@@ -65,13 +65,24 @@ def reap_daemons() -> None:
         _daemons.pop().wait(timeout=30)
 
 
-def until(holds: Callable[[], bool], what: str, *, timeout: float, log: Path | None = None) -> None:
-    """Wait until ``holds()``, looking often; raises ClusterError that says what was waited for, with the log's end."""
+def until(
+    holds: Callable[[], bool],
+    what: str,
+    *,
+    timeout: float,
+    log: Path | None = None,
+    detail: Callable[[], str] | None = None,
+) -> None:
+    """Wait until ``holds()``, looking often; raises ClusterError that says what was waited for.
+
+    ``log``: a file whose end, ``detail``: a function whose words belong into the message.
+    """
     deadline = time.monotonic() + timeout
     while not holds():
         if time.monotonic() > deadline:
+            words = f"; {detail()}" if detail else ""
             tail = f"; the end of {log}:\n{log.read_text(errors='replace')[-2000:]}" if log and log.exists() else ""
-            raise ClusterError(f"{what}: not so after {timeout:g} s{tail}")
+            raise ClusterError(f"{what}: not so after {timeout:g} s{words}{tail}")
         time.sleep(0.1)
 
 

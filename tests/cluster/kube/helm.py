@@ -1,0 +1,35 @@
+"""Helm, as the tests use it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.cluster.kube.binaries import find_helm
+from tests.cluster.kube.shell import ClusterError, run
+
+__all__ = ["Helm"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Helm:
+    """The command, for one cluster and one namespace."""
+
+    kubeconfig: Path
+    namespace: str
+
+    def install(self, release: str, chart: Path, values: Mapping[str, str]) -> str:
+        """Install a chart, wait until it is ready, and return its notes; raises ClusterError."""
+        settings = [word for name, value in values.items() for word in ("--set-string", f"{name}={value}")]
+        return self._run("install", release, str(chart), "--wait", "--timeout=120s", *settings)
+
+    def uninstall(self, release: str) -> None:
+        """Remove all that a release installed, except what it is told to keep; raises ClusterError."""
+        self._run("uninstall", release, "--wait", "--timeout=120s")
+
+    def _run(self, *arguments: str) -> str:
+        program = find_helm()
+        if program is None:
+            raise ClusterError("helm is not installed")
+        return run(program, "--kubeconfig", self.kubeconfig, "--namespace", self.namespace, *arguments)
