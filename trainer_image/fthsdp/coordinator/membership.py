@@ -1,7 +1,7 @@
 """Who is a member, under which epoch number, and how a broken step ends: the coordinator's state machine.
 
 It is pure: ``handle(event, now)`` returns effects; whoever runs it (the server, a simulation) executes them in order.
-It is level-triggered: facts about leaders are kept (``facts``), and after each event ``_advance`` asks what they demand.
+It is level-triggered: facts about leaders are kept, and after each event ``_advance`` asks what they demand.
 So it does not matter in which order, how often, or over which connection these facts arrived.
 
 At any time the job is in one of these situations::

@@ -1,0 +1,396 @@
+"""What holds for a membership in any order of events: leaders that act as they must, and everything else at random."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from fthsdp.coordinator.events import (
+    Disconnected,
+    Drop,
+    Effect,
+    Event,
+    Fenced,
+    MembershipSettings,
+    Persist,
+    Received,
+    Removed,
+    Send,
+    Tick,
+)
+from fthsdp.coordinator.ledger import Ledger
+from fthsdp.coordinator.membership import Membership
+from fthsdp.coordinator.messages import (
+    Announce,
+    Break,
+    Bye,
+    Cause,
+    Close,
+    EpochRecord,
+    Exited,
+    FromCoordinator,
+    Go,
+    Hello,
+    Install,
+    MemberState,
+    RefusedMember,
+    Role,
+    State,
+)
+
+REPLICAS = 4
+LEAST = 2
+replicas = st.integers(0, REPLICAS - 1)
+
+
+@dataclass
+class Leader:
+    """A leader that does what the protocol asks of it, one message at a time."""
+
+    replica: int
+    attempt: int
+    connection: int | None = None
+    alive: bool = True
+    frozen: bool = False
+    state: MemberState = field(default_factory=MemberState)
+    inbox: deque[FromCoordinator] = field(default_factory=deque)
+    record: EpochRecord | None = None
+    announced: EpochRecord | None = None
+    heard: int = 0
+
+    def change(self, **changes: object) -> None:
+        self.state = self.state.model_copy(update=changes)
+
+    def act(self, message: FromCoordinator) -> None:
+        match message:
+            case Announce(record=record) if record.number > max(self.state.epoch, self.state.fence):
+                self.announced = record
+                if record.member(self.replica):
+                    self.change(connected=record.number)
+            case Go(epoch=epoch):
+                self.heard = max(self.heard, epoch)
+            case Break(epoch=epoch):
+                self.change(fence=max(epoch, self.state.fence))
+            case Install(record=record) if record.number > max(self.state.epoch, self.state.fence):
+                self.enter(record)
+            case Close(step=step):
+                self.change(finished=step)
+            case Bye() | RefusedMember():
+                self.alive = False
+            case _:
+                pass
+
+    def enter(self, record: EpochRecord) -> None:
+        self.record, self.announced = record, None
+        member = record.member(self.replica)
+        assert member is not None
+        assert member.attempt == self.attempt
+        step, base, serves = self.state.step, self.state.base, self.state.serves
+        if record.outcome is not None:
+            at = record.outcome.step
+            assert record.outcome.source is None or record.member(record.outcome.source)
+            if self.replica in record.snapshots:
+                step, base, serves = None, record.number, False
+            elif step is not None and at == 0 == step:
+                serves = True
+            elif step is None and record.number == 1 + self.state.epoch and at == 0 and not record.snapshots:
+                step, serves = 0, True
+            elif step is not None:
+                assert step <= at, "a member that is ahead of the decision has to be given new stripes"
+                step = at
+        elif self.replica in record.snapshots:
+            base = record.number
+        if record.outcome is not None and record.outcome.step == 0 and member.role is Role.ACTIVE and step is None:
+            step, serves = 0, True
+        self.change(epoch=record.number, step=step, base=base, serves=serves)
+
+
+class Memberships(RuleBasedStateMachine):
+    """A coordinator, its store, and leaders; the rules are what can happen to them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 1000.0
+        self.settings = MembershipSettings(replicas=REPLICAS, min_replicas=LEAST, start_timeout=30)
+        self.stored: list[Ledger] = []
+        self.leaders: dict[int, Leader] = {}
+        self.attempts = dict.fromkeys(range(REPLICAS), -1)
+        self.connections = 0
+        self.exits: set[tuple[int, int]] = set()
+        self.faults = 6
+        self.fenced = False
+        self.closed: set[tuple[int, int]] = set()
+        """Incarnations whose connection was closed at some time."""
+        self.muted: set[tuple[int, int]] = set()
+        """Incarnations that were frozen at some time."""
+        self.core = Membership(self.settings, now=self.now)
+        for replica in range(REPLICAS):
+            self.spawn(replica)
+
+    # --- the shell
+
+    def do(self, event: Event, *, crash_after: int | None = None) -> None:
+        self.execute(self.core.handle(event, self.now)[:crash_after])
+
+    def execute(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Persist(ledger=ledger, expected=expected):
+                    assert expected == (self.stored[-1].number if self.stored else 0)
+                    assert ledger.number > expected, "numbers only grow"
+                    self.stored.append(ledger)
+                case Send():
+                    self.check_persisted(effect.message)
+                    for leader in self.leaders.values():
+                        if leader.connection == effect.connection:
+                            leader.inbox.append(effect.message)
+                case Drop():
+                    for leader in self.leaders.values():
+                        if leader.connection == effect.connection:
+                            # What was sent before it is still read.
+                            leader.connection = None
+                            self.closed.add((leader.replica, leader.attempt))
+                case Removed():
+                    self.check_evidence(effect)
+                case Fenced():
+                    self.fenced = True
+                case _:
+                    pass
+
+    def check_persisted(self, message: FromCoordinator) -> None:
+        if isinstance(message, Install):
+            assert message.record in [self.stored[-1].current, self.stored[-1].proposal]
+        elif isinstance(message, Announce):
+            assert message.record == self.stored[-1].proposal, "one proposal at a time"
+
+    def check_evidence(self, removed: Removed) -> None:
+        who = (removed.replica, removed.attempt)
+        match removed.cause:
+            case Cause.EXITED:
+                assert who in self.exits
+            case Cause.CONNECTION_LOST:
+                assert who in self.closed
+            case Cause.SILENT | Cause.HUNG:
+                assert who in self.muted
+            case Cause.REPLACED:
+                assert self.attempts[removed.replica] > removed.attempt
+            case Cause.ORPHANED:
+                assert self.leaders[removed.replica].state.step is None
+            case Cause.DIVERGED:
+                raise AssertionError("nobody reported that")
+
+    def spawn(self, replica: int) -> None:
+        self.attempts[replica] += 1
+        self.leaders[replica] = Leader(replica, self.attempts[replica])
+
+    def tell(self, leader: Leader) -> None:
+        if leader.connection is not None and leader.alive and not leader.frozen:
+            self.do(Received(connection=leader.connection, replica=leader.replica, attempt=leader.attempt,
+                             message=State(state=leader.state)))  # fmt: skip
+
+    def connect(self, leader: Leader) -> None:
+        self.connections += 1
+        leader.connection = self.connections
+        leader.inbox.clear()
+        addresses = (f"{leader.replica}.{leader.attempt}:1",)
+        hello = Hello(replica=leader.replica, attempt=leader.attempt, addresses=addresses, state=leader.state)
+        self.do(Received(connection=self.connections, replica=leader.replica, attempt=leader.attempt, message=hello))
+
+    def active(self, replica: int) -> Leader | None:
+        leader = self.leaders[replica]
+        return leader if leader.alive and not leader.frozen else None
+
+    # --- what can happen
+
+    @rule(replica=replicas)
+    def connects(self, replica: int) -> None:
+        leader = self.active(replica)
+        if leader is not None and leader.connection is None:
+            self.connect(leader)
+
+    @rule(replica=replicas, count=st.integers(1, 3))
+    def reads(self, replica: int, count: int) -> None:
+        leader = self.active(replica)
+        while leader is not None and leader.alive and leader.inbox and count:
+            count -= 1
+            leader.act(leader.inbox.popleft())
+            self.tell(leader)
+
+    @rule(replica=replicas)
+    def crosses_a_boundary(self, replica: int) -> None:
+        leader = self.active(replica)
+        if leader is not None and leader.announced is not None and leader.announced.member(replica):
+            number = leader.announced.number
+            begun = any(o.heard >= number or o.state.epoch >= number for o in self.leaders.values())
+            whole = leader.record is None or all(self.may_step(m.replica, m.attempt) for m in leader.record.members)
+            if begun and whole and number > leader.state.fence:
+                leader.enter(leader.announced)
+                self.tell(leader)
+
+    def may_step(self, replica: int, attempt: int) -> bool:
+        leader = self.leaders[replica]
+        return (
+            leader.attempt == attempt and leader.alive and not leader.frozen and leader.state.fence < leader.state.epoch
+        )
+
+    @rule(replica=replicas)
+    def takes_a_step(self, replica: int) -> None:
+        leader = self.active(replica)
+        if leader is None or leader.state.step is None or leader.record is None or leader.record.paused:
+            return
+        ring = [self.leaders[m.replica] for m in leader.record.members]
+        together = all(self.may_step(o.replica, o.attempt) and o.state.epoch == leader.state.epoch for o in ring)
+        if together and all(o.state.step is None or o.state.step >= leader.state.step for o in ring):
+            leader.change(step=leader.state.step + 1, serves=True)
+            self.tell(leader)
+
+    @rule(replica=replicas)
+    def shadow_catches_up(self, replica: int) -> None:
+        leader = self.active(replica)
+        if leader is None or leader.record is None or leader.state.step is not None or not leader.state.base:
+            return
+        steps = [o.state.step for o in self.leaders.values() if o.state.epoch == leader.state.epoch and o.state.serves]
+        present = [step for step in steps if step is not None]
+        if present and leader.state.fence < leader.state.epoch:
+            leader.change(step=min(present))
+            self.tell(leader)
+
+    @rule(replica=replicas)
+    def notices_a_broken_ring(self, replica: int) -> None:
+        leader = self.active(replica)
+        if leader is not None and leader.record is not None:
+            lost = [m.replica for m in leader.record.members if not self.may_step(m.replica, m.attempt)]
+            if lost:
+                leader.change(broken=leader.state.epoch, suspects=tuple(lost[:2]), reason="closed")
+                self.tell(leader)
+
+    @rule(replica=replicas, reported=st.booleans())
+    @precondition(lambda self: self.faults > 0)
+    def dies(self, replica: int, reported: bool) -> None:
+        leader = self.leaders[replica]
+        self.faults -= 1
+        leader.alive = False
+        if reported:
+            self.reports_its_exit(replica)
+
+    @rule(replica=replicas)
+    def reports_its_exit(self, replica: int) -> None:
+        leader = self.leaders[replica]
+        if not leader.alive:
+            self.exits.add((replica, leader.attempt))
+            self.do(Exited(replica=replica, attempt=leader.attempt, reason="killed", detected=self.now))
+
+    @rule(replica=replicas)
+    def connection_of_the_dead_closes(self, replica: int) -> None:
+        if not self.leaders[replica].alive:
+            self.cut(self.leaders[replica])
+
+    @rule(replica=replicas)
+    @precondition(lambda self: self.faults > 0)
+    def network_hiccups(self, replica: int) -> None:
+        self.faults -= 1
+        self.cut(self.leaders[replica])
+
+    def cut(self, leader: Leader) -> None:
+        self.closed.add((leader.replica, leader.attempt))
+        connection, leader.connection = leader.connection, None
+        leader.inbox.clear()
+        if connection is not None:
+            self.do(Disconnected(connection=connection))
+
+    @rule(replica=replicas)
+    @precondition(lambda self: self.faults > 0)
+    def freezes(self, replica: int) -> None:
+        self.faults -= 1
+        leader = self.leaders[replica]
+        leader.frozen = True
+        self.muted.add((replica, leader.attempt))
+
+    @rule(replica=replicas)
+    def thaws(self, replica: int) -> None:
+        self.leaders[replica].frozen = False
+
+    @rule(replica=replicas)
+    def is_started_again(self, replica: int) -> None:
+        if not self.leaders[replica].alive:
+            self.cut(self.leaders[replica])
+            self.spawn(replica)
+
+    @rule(replica=replicas)
+    @precondition(lambda self: self.faults > 0)
+    def asks_to_leave(self, replica: int) -> None:
+        leader = self.active(replica)
+        if leader is not None:
+            self.faults -= 1
+            leader.change(leaving="SIGTERM")
+            self.tell(leader)
+
+    @rule(replica=replicas)
+    def leaves_at_the_boundary(self, replica: int) -> None:
+        leader = self.active(replica)
+        gone = leader is not None and leader.announced is not None and leader.announced.member(replica) is None
+        if leader is not None and gone and leader.announced is not None and leader.heard >= leader.announced.number:
+            leader.alive = False
+            self.cut(leader)
+
+    @rule(seconds=st.sampled_from([0.2, 1.0, 2.0]))
+    def time_passes(self, seconds: float) -> None:
+        for _ in range(round(seconds / 0.2)):
+            self.now += 0.2
+            for leader in self.leaders.values():
+                self.tell(leader)
+            self.do(Tick())
+
+    @rule(crash_after=st.integers(0, 3), replica=replicas)
+    @precondition(lambda self: self.faults > 0)
+    def coordinator_dies(self, crash_after: int, replica: int) -> None:
+        self.faults -= 1
+        leader = self.leaders[replica]
+        if leader.connection is not None and leader.alive and not leader.frozen:
+            state = State(state=leader.state)
+            received = Received(connection=leader.connection, replica=replica, attempt=leader.attempt, message=state)
+            self.do(received, crash_after=crash_after)
+        for other in self.leaders.values():
+            other.connection = None
+            other.inbox.clear()
+            self.closed.add((other.replica, other.attempt))
+        self.core = Membership(self.settings, ledger=self.stored[-1] if self.stored else None, now=self.now)
+
+    # --- what holds
+
+    @invariant()
+    def epochs_grow(self) -> None:
+        numbers = [ledger.number for ledger in self.stored]
+        assert numbers == sorted(set(numbers))
+
+    def teardown(self) -> None:
+        """When faults stop, everybody who is alive gets into the same epoch, and nobody is left waiting."""
+        self.faults = 0
+        for _ in range(60):
+            for replica, leader in list(self.leaders.items()):
+                leader.frozen = False
+                if not leader.alive:
+                    self.reports_its_exit(replica)
+                    self.is_started_again(replica)
+                self.connects(replica)
+            for replica in range(REPLICAS):
+                self.reads(replica, 9)
+                self.leaves_at_the_boundary(replica)
+                self.crosses_a_boundary(replica)
+                self.takes_a_step(replica)
+                self.shadow_catches_up(replica)
+            self.time_passes(1.0)
+        record = self.stored[-1].proposal or self.stored[-1].current
+        assert record.active == tuple(range(REPLICAS))
+        assert not record.paused
+        assert {leader.state.epoch for leader in self.leaders.values()} == {record.number}
+
+
+Memberships.TestCase.settings = settings(
+    max_examples=60, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+TestMemberships = Memberships.TestCase
