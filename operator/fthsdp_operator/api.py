@@ -244,19 +244,22 @@ _RESERVED_CEL = (
     "!self.name.startsWith('FTHSDP_') && !self.name.startsWith('PET_')"
     " && self.name != 'MASTER_ADDR' && self.name != 'MASTER_PORT'"
 )
+_ANYTHING: dict[str, Any] = {"x-kubernetes-preserve-unknown-fields": True}
+_ITEMS: dict[str, Any] = {"type": "array", "items": {"type": "object", **_ANYTHING}}
 _CONTAINER_SCHEMA: dict[str, Any] = {
     "type": "object",
-    "x-kubernetes-preserve-unknown-fields": True,
+    **_ANYTHING,
     "required": ["name"],
     "properties": {
         "name": {"type": "string", "minLength": 1, "maxLength": 63, "description": "Name of the container."},
+        "volumeMounts": {**_ITEMS, "description": "Where volumes appear in the container."},
         "env": {
             "type": "array",
             "maxItems": 500,
             "description": "Environment of the container. Names of fthsdp and torchrun are set by the operator.",
             "items": {
                 "type": "object",
-                "x-kubernetes-preserve-unknown-fields": True,
+                **_ANYTHING,
                 "required": ["name"],
                 "properties": {"name": {"type": "string", "maxLength": 256, "description": "Name of the variable."}},
                 "x-kubernetes-validations": [{"rule": _RESERVED_CEL, "message": _ENV_RULE}],
@@ -266,12 +269,21 @@ _CONTAINER_SCHEMA: dict[str, Any] = {
 }
 _TEMPLATE_SCHEMA: dict[str, Any] = {
     "type": "object",
-    "x-kubernetes-preserve-unknown-fields": True,
+    **_ANYTHING,
     "required": ["spec"],
     "properties": {
+        "metadata": {
+            "type": "object",
+            **_ANYTHING,
+            "description": "Labels and annotations of the pods.",
+            "properties": {
+                "labels": {"type": "object", **_ANYTHING, "description": "Labels of the pods, beside those of fthsdp."},
+                "annotations": {"type": "object", **_ANYTHING, "description": "Annotations of the pods."},
+            },
+        },
         "spec": {
             "type": "object",
-            "x-kubernetes-preserve-unknown-fields": True,
+            **_ANYTHING,
             "description": "Spec of the pod, as in any PodTemplateSpec.",
             "required": ["containers"],
             "properties": {
@@ -288,12 +300,13 @@ _TEMPLATE_SCHEMA: dict[str, Any] = {
                     "description": "Containers that run before the others.",
                     "items": _CONTAINER_SCHEMA,
                 },
+                "volumes": {**_ITEMS, "description": "Volumes of the pod; the one with the job's key is added."},
                 "restartPolicy": {"type": "string", "description": "Never, or left out."},
             },
             "x-kubernetes-validations": [
                 {"rule": "!has(self.restartPolicy) || self.restartPolicy == 'Never'", "message": _RESTART_RULE}
             ],
-        }
+        },
     },
 }
 
@@ -427,6 +440,8 @@ class CoordinatorStatus(_Status):
     """Pods created for it so far."""
     recent_starts: tuple[Time, ...] = ()
     """Those within the window of failurePolicy.perReplica; they space out further ones."""
+    pod_uid: str | None = None
+    """UID of its pod as it was seen last; unset while one is being created."""
 
 
 class Condition(_Status):
@@ -578,15 +593,33 @@ def _template_complaints(template: Mapping[str, Any]) -> Iterator[str]:
     if not isinstance(pod, Mapping):
         yield "spec.template.spec is missing: it has to hold the pod's containers"
         return
-    containers = pod.get("containers")
-    if not isinstance(containers, list) or not containers:
+    if not pod.get("containers"):
         yield "spec.template.spec.containers is missing or empty: name one container with image and command"
-        return
     if pod.get("restartPolicy", "Never") != "Never":
         yield f"spec.{_RESTART_RULE}"
+    yield from _metadata_complaints(template.get("metadata"))
+    yield from _list_complaint(pod.get("volumes"), "spec.template.spec.volumes")
     for field in ("containers", "initContainers"):
+        where = f"spec.template.spec.{field}"
+        yield from _list_complaint(pod.get(field), where)
         for number, container in enumerate(pod.get(field) or ()):
-            yield from _container_complaints(container, f"spec.template.spec.{field}[{number}]")
+            yield from _container_complaints(container, f"{where}[{number}]")
+
+
+def _metadata_complaints(metadata: object) -> Iterator[str]:
+    where = "spec.template.metadata"
+    if not isinstance(metadata, Mapping):
+        if metadata is not None:
+            yield f"{where} is {_show(metadata)}: it has to be a mapping"
+        return
+    for field in ("labels", "annotations"):
+        if not isinstance(metadata.get(field) or {}, Mapping):
+            yield f"{where}.{field} is {_show(metadata[field])}: it has to be a mapping of names to values"
+
+
+def _list_complaint(value: object, where: str) -> Iterator[str]:
+    if value is not None and not isinstance(value, list):
+        yield f"{where} is {_show(value)}: it has to be a list"
 
 
 def _container_complaints(container: object, where: str) -> Iterator[str]:
@@ -595,11 +628,9 @@ def _container_complaints(container: object, where: str) -> Iterator[str]:
         return
     if not isinstance(container.get("name"), str) or not container["name"]:
         yield f"{where}.name is missing: give the container a name"
-    env = container.get("env") or ()
-    if not isinstance(env, (list, tuple)):
-        yield f"{where}.env is {_show(env)}: it has to be a list of names and values"
-        return
-    for number, variable in enumerate(env):
+    yield from _list_complaint(container.get("volumeMounts"), f"{where}.volumeMounts")
+    yield from _list_complaint(container.get("env"), f"{where}.env")
+    for number, variable in enumerate(container.get("env") or ()):
         name = variable.get("name") if isinstance(variable, Mapping) else None
         if not isinstance(name, str):
             yield f"{where}.env[{number}].name is missing: each entry of env has a name and a value"

@@ -72,9 +72,10 @@ class Access:
                 config.load_incluster_config(client_configuration=settings)
             else:
                 await config.load_kube_config(config_file=self.kubeconfig, client_configuration=settings)
-        except (config.ConfigException, OSError, ValueError, YAMLError) as error:
+        # The last three: of a file that is YAML but no kubeconfig, the client takes parts that are not there.
+        except (config.ConfigException, OSError, ValueError, YAMLError, TypeError, KeyError, AttributeError) as error:
             where = f"kubeconfig {self.kubeconfig}" if self.kubeconfig else "the service account of this pod"
-            raise ConfigError(f"{where} gives no access to a cluster: {error}") from error
+            raise ConfigError(f"{where} gives no access to a cluster: {' '.join(str(error).split())}") from error
         return settings
 
 
@@ -84,6 +85,7 @@ class KubernetesCluster:
     def __init__(self, client: ApiClient, *, coordinator_image: str) -> None:
         self.coordinator_image = coordinator_image
         self._client = client
+        self._client.user_agent = "fthsdp-operator"
         self._coordinators: dict[tuple[str, str], OperatorClient] = {}
         """Open connections, by namespace and name of the job."""
 

@@ -332,13 +332,17 @@ def _coordinator(job: Job, observed: Observed, now: float, *, over: bool) -> tup
     before, pod = job.status.coordinator, observed.coordinator_pod
     if pod is None:
         return (before, _Step()) if over else _start_coordinator(job, observed, now)
+    return before.model_copy(update={"pod_uid": pod.uid}), _keep_coordinator(job, observed, pod, now, over=over)
+
+
+def _keep_coordinator(job: Job, observed: Observed, pod: PodView, now: float, *, over: bool) -> _Step:
     if pod.over and not over:
-        return before, _Step(actions=(_by_force(pod),), wake_at=now)
+        return _Step(actions=(_by_force(pod),), wake_at=now)
     if pod.gone_by is not None:
         overdue = pod.gone_by + OVERDUE
-        return before, _Step(actions=(_by_force(pod),)) if now >= overdue else _Step(wake_at=overdue)
+        return _Step(actions=(_by_force(pod),)) if now >= overdue else _Step(wake_at=overdue)
     outdated = pod.config != render.coordinator_config(job) and not _leaving(job, observed)
-    return before, _Step(actions=_delete([pod]) if outdated else ())
+    return _Step(actions=_delete([pod]) if outdated else ())
 
 
 def _by_force(pod: PodView) -> Delete:
@@ -352,12 +356,14 @@ def _leaving(job: Job, observed: Observed) -> bool:
 
 def _start_coordinator(job: Job, observed: Observed, now: float) -> tuple[CoordinatorStatus, _Step]:
     before, rules = job.status.coordinator, job.spec.failure_policy
+    create = Create(manifest=render.coordinator_pod(job, image=observed.coordinator_image))
+    if before.starts and before.pod_uid is None:
+        return before, _Step(actions=(create,))  # that start was counted, and its pod never seen
     starts = policy.recent(before.recent_starts, rules.per_replica.window_seconds, now)
     allowed_at = starts[-1] + policy.wait_before(len(starts) - 1, rules.backoff) if starts else now
     if allowed_at > now:
         return before, _Step(wake_at=allowed_at)
     after = CoordinatorStatus(starts=before.starts + 1, recent_starts=(*starts, now))
-    create = Create(manifest=render.coordinator_pod(job, image=observed.coordinator_image))
     lost = Event(warning=True, reason="CoordinatorReplaced", message=f"start {after.starts} of the coordinator's pod")
     return after, _Step(actions=(create,), events=(lost,) if before.starts else ())
 
@@ -538,15 +544,13 @@ def refuse(manifest: Mapping[str, Any], message: str, now: float) -> Plan:
     generation = manifest["metadata"].get("generation")
     others = tuple(condition for condition in before.conditions if condition.type != "Accepted")
     known = next((condition for condition in before.conditions if condition.type == "Accepted"), None)
-    already = known is not None and known.status == "False"
+    since = known.last_transition_time if known is not None and known.status == "False" else now
     refused = Condition(
         type="Accepted",
         status="False",
         reason="InvalidSpec",
         message=message,
-        last_transition_time=known.last_transition_time if known is not None and already else now,
+        last_transition_time=since,
         observed_generation=generation,
     )
-    status = before.model_copy(update={"conditions": (refused, *others), "observed_generation": generation})
-    event = Event(warning=True, reason="InvalidSpec", message=message)
-    return Plan(status=status, events=() if already else (event,))
+    return Plan(status=before.model_copy(update={"conditions": (refused, *others), "observed_generation": generation}))

@@ -1,0 +1,115 @@
+"""A bad manifest gets one sentence that names the field, what was wrong and what is right."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.unit.operator.world import manifest
+
+from fthsdp.errors import ConfigError
+from fthsdp_operator.api import JobStatus, ReplicaStatus, parse_job
+
+Change = Callable[[dict[str, Any]], object]
+
+
+def spec(**fields: Any) -> Change:
+    return lambda job: job["spec"].update(fields)
+
+
+def template(**fields: Any) -> Change:
+    return lambda job: job["spec"]["template"]["spec"].update(fields)
+
+
+def container(**fields: Any) -> Change:
+    return lambda job: job["spec"]["template"]["spec"]["containers"][0].update(fields)
+
+
+BAD: list[tuple[Change, str]] = [
+    (lambda job: job.update(kind="Job"), "kind is 'Job': it has to be FTHSDPJob"),
+    (lambda job: job.update(apiVersion="v1"), "apiVersion is 'v1': it has to be fthsdp.dev/v1alpha1"),
+    (lambda job: job.pop("spec"), "spec is missing: it has to name at least replicas and template"),
+    (lambda job: job.update(spec=[]), "spec is []: it has to be a mapping"),
+    (lambda job: job.pop("metadata"), "metadata.name is missing: give the job a name"),
+    (lambda job: job["metadata"].update(name="Llama_3"), "metadata.name has to be at most 40 lower-case letters"),
+    (lambda job: job["metadata"].update(name="a" * 41), "41 characters"),
+    (lambda job: job["spec"].pop("replicas"), "spec.replicas is missing: "),
+    (lambda job: job["spec"].pop("template"), "spec.template is missing: The pod that all replicas run"),
+    (spec(replicas=0), "spec.replicas is 0: it has to be at least 1"),
+    (spec(replicas=2000), "spec.replicas is 2000: it has to be at most 1024"),
+    (spec(replicas="3"), "spec.replicas is '3': it has to be a whole number"),
+    (spec(replicas=True), "spec.replicas is True: it has to be a whole number"),
+    (spec(minReplicas=4), "spec.minReplicas is above replicas: lower minReplicas or raise replicas (they are 4 and 3)"),
+    (spec(minReplica=1), "spec.minReplica is not a field of FTHSDPJob: did you mean minReplicas?"),
+    (spec(x=1), "spec.x is not a field of FTHSDPJob: known here are replicas, minReplicas"),
+    (spec(suspend="yes"), "spec.suspend is 'yes': it has to be true or false"),
+    (spec(coordinator={"image": ""}), "spec.coordinator.image is '': it has to be at least 1 character long"),
+    (spec(failurePolicy={"perReplica": {"limit": -1}}), "spec.failurePolicy.perReplica.limit is -1: it has to be"),
+    (spec(failurePolicy={"backoff": {"maxSeconds": 1}}), "spec.failurePolicy.backoff.maxSeconds is below"),
+    (
+        spec(failurePolicy={"perReplica": {"n": 1}}),
+        "spec.failurePolicy.perReplica.n is not a field of FTHSDPJob: known",
+    ),
+    (spec(template=[]), "spec.template is []: it has to be a mapping"),
+    (spec(template={}), "spec.template.spec is missing: it has to hold the pod's containers"),
+    (
+        spec(template={"metadata": [], "spec": {"containers": [{"name": "a"}]}}),
+        "spec.template.metadata is []: it has to",
+    ),
+    (spec(template={"metadata": {"labels": "x"}, "spec": {"containers": [{"name": "a"}]}}), "metadata.labels is 'x'"),
+    (template(containers=[]), "spec.template.spec.containers is missing or empty: name one container"),
+    (template(containers=["x"]), "spec.template.spec.containers[0] is 'x': it has to be a mapping"),
+    (template(restartPolicy="Always"), "spec.template.spec.restartPolicy has to be Never or left out"),
+    (template(initContainers=[{}]), "spec.template.spec.initContainers[0].name is missing"),
+    (template(initContainers={"a": 1}), "spec.template.spec.initContainers is {'a': 1}: it has to be a list"),
+    (template(volumes={"a": 1}), "spec.template.spec.volumes is {'a': 1}: it has to be a list"),
+    (container(env={"A": "b"}), "spec.template.spec.containers[0].env is {'A': 'b'}: it has to be a list"),
+    (container(env=["A"]), "spec.template.spec.containers[0].env[0].name is missing"),
+    (container(env=[{"name": "FTHSDP_X"}]), "spec.template.spec.containers[0].env[0] names FTHSDP_X: env names that"),
+    (container(env=[{"name": "MASTER_PORT"}]), "names MASTER_PORT"),
+    (container(env=[{"name": "PET_RDZV_ID"}]), "names PET_RDZV_ID"),
+    (container(volumeMounts="x"), "spec.template.spec.containers[0].volumeMounts is 'x': it has to be a list"),
+]
+
+
+@pytest.mark.parametrize(("change", "sentence"), BAD, ids=[sentence for _, sentence in BAD])
+def test_bad_manifest(change: Change, sentence: str) -> None:
+    job = copy.deepcopy(manifest())
+    change(job)
+    with pytest.raises(ConfigError) as refused:
+        parse_job(job)
+    assert sentence in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("what", [None, [], "job", 3])
+def test_what_is_no_mapping_is_refused(what: Any) -> None:
+    with pytest.raises(ConfigError, match="it has to be a mapping with kind: FTHSDPJob"):
+        parse_job(what)
+
+
+def test_what_is_left_out_has_a_default() -> None:
+    job = manifest()
+    job["spec"] = {"replicas": 2, "template": job["spec"]["template"]}
+    parsed = parse_job(job).spec
+    assert (parsed.min_replicas, parsed.pods_per_replica, parsed.processes_per_pod, parsed.suspend) == (1, 1, 1, False)
+    assert (parsed.failure_policy.per_replica.limit, parsed.failure_policy.backoff.max_seconds) == (5, 300)
+
+
+def test_the_longest_legal_name_still_gives_host_names() -> None:
+    from fthsdp_operator.api import MAX_JOB_NAME, MAX_PODS, MAX_REPLICAS, pod_name
+
+    assert len(pod_name("a" * MAX_JOB_NAME, MAX_REPLICAS - 1, 999_999, MAX_PODS - 1)) <= 63
+
+
+def test_a_status_survives_being_written_and_read() -> None:
+    entry = ReplicaStatus(index=1, recent_restarts=(1_800_000_000.123, 1_800_000_007.0))
+    status = JobStatus(replica_statuses=(entry,), start_time=1_800_000_000.5, loss=0.1)
+    assert JobStatus.model_validate(status.dump()).dump() == status.dump()
+    assert status.dump()["startTime"] == "2027-01-15T08:00:00.500Z"
+
+
+def test_a_status_that_a_newer_operator_wrote_can_be_read() -> None:
+    assert JobStatus.model_validate({"state": "Running", "later": {"x": 1}}).state == "Running"

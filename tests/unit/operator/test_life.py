@@ -1,0 +1,437 @@
+"""From the first look at a job to its end: what exists when, and which word stands in its status."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+import pytest
+from tests.unit.operator.world import NAME, World, manifest
+
+from fthsdp_operator.api import KIND, Condition, JobState, ReplicaState
+
+COORDINATOR = f"{NAME}-coordinator"
+
+
+def condition(world: World, kind: str) -> Condition:
+    return next(it for it in world.job.status.conditions if it.type == kind)
+
+
+def all_exit(world: World, code: int = 0) -> None:
+    for name in world.pods:
+        world.exits(name, code)
+
+
+def test_everything_a_job_needs_is_created_and_what_pods_lean_on_comes_first() -> None:
+    async def story() -> None:
+        world = World()
+        await world.look()
+        kinds = [write.split()[1] for write in world.writes if write.startswith("create")]
+        support = ["Secret", "ConfigMap", "ServiceAccount", "Role", "RoleBinding", "Service"]
+        assert kinds == support + ["Pod"] * 7
+        assert world.writes[0] == "status"
+        assert all("ownerReferences" in it["metadata"] for (kind, _), it in world.objects.items() if kind != KIND)
+
+    asyncio.run(story())
+
+
+def test_a_settled_job_is_left_alone() -> None:
+    async def story() -> None:
+        world = World()
+        await world.train()
+        world.writes.clear()
+        wait = await world.look()
+        assert world.writes == []
+        assert 0 < wait <= 2
+
+    asyncio.run(story())
+
+
+def test_what_somebody_deletes_is_created_again() -> None:
+    async def story() -> None:
+        world = World()
+        await world.train()
+        key = world.objects["Secret", f"{NAME}-key"]["stringData"]["key"]
+        for kind, name in (("Service", NAME), ("ConfigMap", f"{NAME}-epoch")):
+            world.vanish(name, kind=kind)
+        await world.settle()
+        assert ("Service", NAME) in world.objects
+        assert ("ConfigMap", f"{NAME}-epoch") in world.objects
+        assert world.objects["Secret", f"{NAME}-key"]["stringData"]["key"] == key
+        assert world.job.status.restarts == 0
+
+    asyncio.run(story())
+
+
+def test_the_state_follows_the_pods_and_the_coordinator() -> None:
+    async def story() -> None:
+        world = World()
+        states = []
+
+        async def note() -> None:
+            await world.settle()
+            states.append((world.job.status.state, world.job.status.ready))
+
+        await note()
+        world.kubelets_start_everything()
+        await note()
+        world.everybody_trains()
+        await note()
+        world.exits("r1-a0-0", 1)
+        await note()
+        world.exits("r2-a0-0", 1)
+        await note()
+        assert states == [
+            (JobState.PENDING, "0/3"),
+            (JobState.STARTING, "0/3"),
+            (JobState.RUNNING, "3/3"),
+            (JobState.DEGRADED, "2/3"),
+            (JobState.PAUSED, "1/3"),
+        ]
+        assert condition(world, "Available").status == "False"
+        assert condition(world, "Degraded").message == "replica 1 is Starting, replica 2 is Starting"
+
+    asyncio.run(story())
+
+
+def test_step_and_loss_come_from_the_coordinator_and_stay_when_it_is_silent() -> None:
+    async def story() -> None:
+        world = World()
+        await world.train(step=41)
+        world.coordinator = None
+        await world.look()
+        status = world.job.status
+        assert (status.step, status.loss, status.ready) == (41, 2.5, "3/3")
+
+    asyncio.run(story())
+
+
+def test_a_loss_that_is_not_a_number_is_left_out() -> None:
+    async def story() -> None:
+        world = World()
+        await world.train()
+        assert world.coordinator is not None
+        world.coordinator = world.coordinator.model_copy(update={"loss": math.nan, "step": 11})
+        await world.settle()
+        assert world.job.status.loss is None
+
+    asyncio.run(story())
+
+
+def test_a_job_is_complete_when_a_replica_finished_and_no_pod_runs() -> None:
+    async def story() -> None:
+        world = World(manifest(ttlSecondsAfterFinished=100))
+        await world.train()
+        world.exits("r0-a0-0", 0)
+        world.exits("r0-a0-1", 0)
+        world.exits("r1-a0-0", 0)
+        await world.settle()
+        assert world.job.status.state is JobState.RUNNING
+        all_exit(world)
+        world.exits(COORDINATOR, 0)
+        await world.settle()
+        assert (world.job.status.state, world.job.status.ready) == (JobState.COMPLETE, "3/3")
+        assert condition(world, "Complete").status == "True"
+        assert len(world.pods) == 6  # they keep their logs
+
+    asyncio.run(story())
+
+
+def test_who_fails_after_somebody_finished_is_not_restarted() -> None:
+    async def story() -> None:
+        world = World()
+        await world.train()
+        world.exits("r0-a0-0", 0)
+        world.exits("r0-a0-1", 0)
+        world.exits("r1-a0-0", 1)
+        await world.settle()
+        assert "r1-a1-0" not in world.pods
+        for name in ("r1-a0-1", "r2-a0-0", "r2-a0-1"):
+            if name in world.pods:
+                world.exits(name, 0)
+        await world.settle()
+        assert world.job.status.state is JobState.COMPLETE
+        assert [it.state for it in world.job.status.replica_statuses] == [
+            ReplicaState.FINISHED,
+            ReplicaState.FAILED,
+            ReplicaState.FINISHED,
+        ]
+
+    asyncio.run(story())
+
+
+def test_a_replica_still_on_its_way_back_at_the_end_holds_nobody_up() -> None:
+    async def story() -> None:
+        world = World()
+        await world.train()
+        world.exits("r2-a0-0", 1)
+        await world.settle()  # its new pods stay Pending: no node has room
+        for name in ("r0-a0-0", "r0-a0-1", "r1-a0-0", "r1-a0-1"):
+            world.exits(name, 0)
+        await world.settle()
+        assert world.job.status.state is JobState.COMPLETE
+        assert not [name for name in world.pods if name.startswith("r2-a1")]
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("end", ["complete", "failed"])
+def test_an_end_is_never_left_again(end: str) -> None:
+    async def story() -> None:
+        world = World(manifest(failurePolicy={"perReplica": {"limit": 0}}))
+        await world.train()
+        all_exit(world, 0 if end == "complete" else 1)
+        await world.settle()
+        state = world.job.status.state
+        assert state.value.lower() == end
+        world.user_changes(suspend=True)
+        await world.settle()
+        world.user_changes(suspend=False, replicas=5)
+        for name in list(world.pods):
+            world.vanish(name)
+        await world.settle()
+        assert world.job.status.state is state
+        assert world.pods == {}
+
+    asyncio.run(story())
+
+
+def test_a_coordinator_that_does_not_exit_after_the_end_is_stopped() -> None:
+    async def story() -> None:
+        world = World()
+        await world.train()
+        all_exit(world)
+        await world.settle()
+        assert "deletionTimestamp" not in world.pod(COORDINATOR)["metadata"]
+        world.now += 31
+        await world.settle()
+        assert "deletionTimestamp" in world.pod(COORDINATOR)["metadata"]
+
+    asyncio.run(story())
+
+
+def test_an_ended_job_is_deleted_when_its_time_is_up() -> None:
+    async def story() -> None:
+        world = World(manifest(ttlSecondsAfterFinished=100))
+        await world.train()
+        all_exit(world)
+        world.exits(COORDINATOR, 0)
+        await world.settle()
+        assert await world.look() == 100
+        world.now += 100
+        await world.look()
+        assert (KIND, NAME) not in world.objects
+        assert await world.look() == math.inf
+
+    asyncio.run(story())
+
+
+def test_a_job_that_is_being_deleted_is_left_to_the_garbage_collector() -> None:
+    async def story() -> None:
+        world = World()
+        await world.train()
+        world.objects[KIND, NAME]["metadata"]["deletionTimestamp"] = "2027-01-15T08:00:00Z"
+        world.exits("r0-a0-0", 1)
+        world.writes.clear()
+        await world.settle()
+        assert world.writes == []
+
+    asyncio.run(story())
+
+
+def test_suspending_takes_all_pods_away_and_resuming_starts_new_attempts_at_no_cost() -> None:
+    async def story() -> None:
+        world = World()
+        await world.train()
+        world.user_changes(suspend=True)
+        await world.settle()
+        assert world.pods == {}
+        assert world.job.status.state is JobState.SUSPENDED
+        world.user_changes(suspend=False)
+        world.vanish(COORDINATOR)
+        world.coordinator = None
+        await world.train()
+        assert sorted(world.pods) == ["r0-a1-0", "r0-a1-1", "r1-a1-0", "r1-a1-1", "r2-a1-0", "r2-a1-1"]
+        assert (world.job.status.state, world.job.status.restarts) == (JobState.RUNNING, 0)
+
+    asyncio.run(story())
+
+
+def test_a_job_that_is_suspended_from_the_start_has_nothing() -> None:
+    async def story() -> None:
+        world = World(manifest(suspend=True))
+        await world.settle()
+        assert list(world.objects) == [(KIND, NAME)]
+        assert world.job.status.state is JobState.SUSPENDED
+
+    asyncio.run(story())
+
+
+def test_scaling_up_adds_replicas_and_touches_no_other() -> None:
+    async def story() -> None:
+        world = World()
+        await world.train()
+        before = world.pods
+        world.user_changes(replicas=4)
+        await world.settle()
+        assert world.pods.keys() - before.keys() == {"r3-a0-0", "r3-a0-1"}
+        assert before.items() <= world.pods.items()
+        # the coordinator has to know the new number; its state is in the ConfigMap
+        assert "deletionTimestamp" in world.pod(COORDINATOR)["metadata"]
+
+    asyncio.run(story())
+
+
+def test_scaling_down_lets_the_highest_leave_before_the_coordinator_changes() -> None:
+    async def story() -> None:
+        world = World()
+        await world.train()
+        world.user_changes(replicas=2)
+        await world.settle()
+        assert sorted(world.pods) == ["r0-a0-0", "r0-a0-1", "r1-a0-0", "r1-a0-1"]
+        assert world.told == []  # they leave at a step boundary by themselves
+        assert "deletionTimestamp" not in world.pod(COORDINATOR)["metadata"]
+        for name in ("r2-a0-0", "r2-a0-1"):
+            world.vanish(name)
+        await world.settle()
+        assert "deletionTimestamp" in world.pod(COORDINATOR)["metadata"]
+        assert (world.job.status.ready, world.job.status.state) == ("2/2", JobState.RUNNING)
+
+    asyncio.run(story())
+
+
+def test_a_replica_that_was_scaled_away_comes_back_as_a_new_attempt() -> None:
+    async def story() -> None:
+        world = World()
+        await world.train()
+        world.user_changes(replicas=2)
+        await world.settle()
+        world.user_changes(replicas=3)
+        await world.settle()
+        assert {"r2-a1-0", "r2-a1-1"} <= world.pods.keys()
+        assert world.job.status.restarts == 0
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("how", ["vanished", "failed"])
+def test_a_lost_coordinator_is_replaced_and_costs_no_replica_anything(how: str) -> None:
+    async def story() -> None:
+        world = World()
+        await world.train()
+        before, old = world.pods, world.pod(COORDINATOR)["metadata"]["uid"]
+        if how == "vanished":
+            world.vanish(COORDINATOR)
+        else:
+            world.exits(COORDINATOR, 1)
+        await world.settle()
+        assert world.pod(COORDINATOR)["metadata"]["uid"] != old
+        assert world.pods == before
+        assert (world.job.status.restarts, world.job.status.coordinator.starts) == (0, 2)
+        assert [event.reason for event in world.events if event.warning] == ["CoordinatorReplaced"]
+
+    asyncio.run(story())
+
+
+def test_a_coordinator_on_a_lost_node_is_removed_by_force() -> None:
+    async def story() -> None:
+        world = World()
+        await world.train()
+        world.user_deletes(COORDINATOR)
+        old = world.pod(COORDINATOR)["metadata"]["uid"]
+        await world.settle()
+        assert world.pod(COORDINATOR)["metadata"]["uid"] == old
+        world.now += 33
+        await world.settle()
+        assert world.pod(COORDINATOR)["metadata"]["uid"] != old
+
+    asyncio.run(story())
+
+
+def test_a_coordinator_that_keeps_failing_is_started_ever_more_slowly() -> None:
+    async def story() -> None:
+        world = World()
+        await world.train()
+        for _ in range(2):
+            world.vanish(COORDINATOR)
+            await world.settle()
+        assert ("Pod", COORDINATOR) not in world.objects
+        world.now += 5
+        await world.settle()
+        assert ("Pod", COORDINATOR) in world.objects
+
+    asyncio.run(story())
+
+
+def test_a_pod_of_an_earlier_job_of_the_same_name_is_not_ours() -> None:
+    async def story() -> None:
+        earlier = World()
+        await earlier.settle()
+        earlier.exits("r0-a0-0", 1)
+        world = World()
+        world.objects["Pod", f"{NAME}-r0-a0-0"] = earlier.pod("r0-a0-0")
+        world.pod("r0-a0-0")["metadata"]["labels"]["fthsdp.dev/job-uid"] = "another"
+        for _ in range(3):
+            await world.look()
+        assert world.job.status.restarts == 0
+        world.vanish("r0-a0-0")
+        await world.settle()
+        assert world.pod("r0-a0-0")["metadata"]["labels"]["fthsdp.dev/job-uid"] == "job-1"
+
+    asyncio.run(story())
+
+
+def test_a_job_that_cannot_be_understood_is_refused_and_what_runs_is_not_touched() -> None:
+    async def story() -> None:
+        world = World()
+        await world.train()
+        before = world.pods
+        world.user_changes(minReplicas=9)
+        await world.look()
+        await world.look()
+        raw = world.objects[KIND, NAME]["status"]
+        accepted = next(it for it in raw["conditions"] if it["type"] == "Accepted")
+        assert (accepted["status"], accepted["reason"]) == ("False", "InvalidSpec")
+        assert accepted["message"].startswith("spec.minReplicas is above replicas")
+        assert world.pods == before
+        world.user_changes(minReplicas=1)
+        await world.settle()
+        assert condition(world, "Accepted").status == "True"
+
+    asyncio.run(story())
+
+
+def test_conditions_keep_the_time_of_their_last_change() -> None:
+    async def story() -> None:
+        world = World()
+        await world.train()
+        since = condition(world, "Available").last_transition_time
+        world.now += 60
+        world.exits("r2-a0-0", 1)
+        await world.settle()
+        assert condition(world, "Available").last_transition_time == since
+        assert condition(world, "Degraded").last_transition_time == world.now
+
+    asyncio.run(story())
+
+
+def test_what_happened_can_be_read_as_events() -> None:
+    async def story() -> None:
+        world = World()
+        await world.train()
+        world.exits("r2-a0-0", 1)
+        await world.settle()
+        world.kubelets_start_everything()
+        world.everybody_trains()
+        await world.settle()
+        all_exit(world)
+        await world.settle()
+        messages = [event.message for event in world.events if event.reason != "ReplicaActive"]
+        assert messages == [
+            "3/3 replicas train",
+            "r2 llama-r2-a0-0 Error exit 1; attempt 1 starts now",
+            "3/3 replicas train",
+            "all training pods have ended",
+        ]
+
+    asyncio.run(story())

@@ -1,0 +1,146 @@
+"""A key is handed out once, never to two workers, and comes back slowly when it keeps failing."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from fthsdp_operator.queue import WorkQueue
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def nothing(queue: WorkQueue[str]) -> bool:
+    """Nothing is handed out now."""
+    getter = asyncio.create_task(queue.get())
+    for _ in range(5):
+        await asyncio.sleep(0)
+    if getter.done():
+        return False
+    getter.cancel()
+    await asyncio.gather(getter, return_exceptions=True)
+    return True
+
+
+def test_a_key_added_many_times_is_handed_out_once() -> None:
+    async def story() -> None:
+        queue: WorkQueue[str] = WorkQueue()
+        for _ in range(3):
+            queue.add("a")
+        assert await queue.get() == "a"
+        assert await nothing(queue)
+
+    asyncio.run(story())
+
+
+def test_a_key_added_while_it_is_worked_on_is_handed_out_afterwards() -> None:
+    async def story() -> None:
+        queue: WorkQueue[str] = WorkQueue()
+        queue.add("a")
+        await queue.get()
+        queue.add("a")
+        assert await nothing(queue)
+        queue.done("a")
+        assert await queue.get() == "a"
+
+    asyncio.run(story())
+
+
+def test_a_key_that_is_worked_on_holds_up_no_other() -> None:
+    async def story() -> None:
+        queue: WorkQueue[str] = WorkQueue()
+        queue.add("a")
+        await queue.get()
+        queue.add("a")
+        queue.add("b")
+        assert await queue.get() == "b"
+
+    asyncio.run(story())
+
+
+def test_a_delayed_key_is_handed_out_when_it_is_due() -> None:
+    async def story() -> None:
+        clock = Clock()
+        queue: WorkQueue[str] = WorkQueue(clock=clock)
+        queue.add("a", delay=5)
+        assert await nothing(queue)
+        clock.now = 5.0
+        assert await queue.get() == "a"
+
+    asyncio.run(story())
+
+
+def test_an_event_hurries_a_delayed_key_and_the_delay_is_forgotten() -> None:
+    async def story() -> None:
+        clock = Clock()
+        queue: WorkQueue[str] = WorkQueue(clock=clock)
+        queue.add("a", delay=5)
+        queue.add("a")
+        assert await queue.get() == "a"
+        queue.done("a")
+        clock.now = 10.0
+        assert await nothing(queue)
+        assert len(queue) == 0
+
+    asyncio.run(story())
+
+
+def test_a_later_delay_does_not_put_a_key_off() -> None:
+    async def story() -> None:
+        queue: WorkQueue[str] = WorkQueue()
+        queue.add("a")
+        queue.add("a", delay=60)
+        assert await queue.get() == "a"
+
+    asyncio.run(story())
+
+
+def test_waiting_workers_are_woken_by_a_key() -> None:
+    async def story() -> None:
+        queue: WorkQueue[str] = WorkQueue()
+        getters = [asyncio.create_task(queue.get()) for _ in range(3)]
+        await asyncio.sleep(0)
+        for key in "abc":
+            queue.add(key)
+        assert sorted(await asyncio.wait_for(asyncio.gather(*getters), 5)) == ["a", "b", "c"]
+
+    asyncio.run(story())
+
+
+def test_a_failing_key_comes_back_ever_more_slowly_until_it_succeeds() -> None:
+    async def story() -> None:
+        clock = Clock()
+        queue: WorkQueue[str] = WorkQueue(first_retry=1, longest_retry=5, clock=clock)
+        waits = []
+        for _ in range(5):
+            queue.add("a")
+            await queue.get()
+            waits.append(queue.failed("a"))
+            clock.now += waits[-1]
+        assert waits == [1, 2, 4, 5, 5]
+        await queue.get()
+        queue.done("a")
+        queue.add("a")
+        await queue.get()
+        assert queue.failed("a") == 1
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("failures", [100, 5000])
+def test_a_key_that_fails_for_ever_is_still_tried(failures: int) -> None:
+    async def story() -> None:
+        queue: WorkQueue[str] = WorkQueue(first_retry=0.0, longest_retry=60)
+        for _ in range(failures):
+            queue.add("a")
+            await queue.get()
+            assert queue.failed("a") == 0
+
+    asyncio.run(story())

@@ -1,0 +1,132 @@
+"""The user's template is taken as it is; what is added lets a pod know who it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.unit.operator.world import NAME, manifest
+
+from fthsdp.environment import Identity
+from fthsdp_operator import render
+from fthsdp_operator.api import parse_job
+
+Manifest = dict[str, Any]
+
+
+def pod(**spec: Any) -> Manifest:
+    return render.training_pod(parse_job(manifest(**spec)), replica=2, attempt=1, index=1)
+
+
+def template(**fields: Any) -> Manifest:
+    container = {"name": "train", "image": "x", "env": [{"name": "A", "value": "$(FTHSDP_REPLICA)"}]}
+    return {"spec": {"containers": [container], **fields}}
+
+
+def environment(made: Manifest, container: int = 0) -> dict[str, str]:
+    env = made["spec"]["containers"][container]["env"]
+    return {it["name"]: it.get("value", "10.0.0.1") for it in env}
+
+
+def test_a_pod_knows_who_it_is() -> None:
+    identity = Identity.from_environment(environment(pod()))
+    assert (identity.job, identity.replica, identity.attempt) == (NAME, 2, 1)
+    assert (identity.rank, identity.world_size, identity.host) == (1, 2, "10.0.0.1")
+    assert identity.coordinator == f"{NAME}-coordinator.{NAME}:29400"
+
+
+def test_torchrun_finds_its_numbers() -> None:
+    env = environment(pod(processesPerPod=8))
+    assert (env["PET_NNODES"], env["PET_NODE_RANK"], env["PET_NPROC_PER_NODE"]) == ("2", "1", "8")
+    assert env["MASTER_ADDR"] == env["PET_MASTER_ADDR"] == f"{NAME}-r2-a1-0.{NAME}"
+    assert env["MASTER_PORT"] == env["PET_MASTER_PORT"] == "29500"
+
+
+def test_our_environment_comes_first_so_that_the_users_can_refer_to_it() -> None:
+    env = pod(template=template())["spec"]["containers"][0]["env"]
+    assert env[-1] == {"name": "A", "value": "$(FTHSDP_REPLICA)"}
+    assert env[0]["name"] == "FTHSDP_JOB"
+
+
+def test_every_container_gets_environment_and_key() -> None:
+    extra = {"name": "side", "image": "y", "volumeMounts": [{"name": "data", "mountPath": "/data"}]}
+    made = pod(template=template(initContainers=[{"name": "first", "image": "z"}], volumes=[{"name": "data"}]) | {})
+    made_with_side = pod(template={"spec": {"containers": [{"name": "train", "image": "x"}, extra]}})
+    for container in (*made["spec"]["containers"], *made["spec"]["initContainers"]):
+        assert container["env"][0]["name"] == "FTHSDP_JOB"
+        assert container["volumeMounts"][-1] == {"name": "fthsdp-key", "mountPath": "/var/run/fthsdp", "readOnly": True}
+    assert [mount["name"] for mount in made_with_side["spec"]["containers"][1]["volumeMounts"]] == [
+        "data",
+        "fthsdp-key",
+    ]
+    assert [volume["name"] for volume in made["spec"]["volumes"]] == ["data", "fthsdp-key"]
+
+
+def test_the_rest_of_the_template_is_untouched() -> None:
+    fields = {
+        "securityContext": {"runAsUser": 1000, "fsGroup": 7},
+        "nodeSelector": {"gpu": "h200"},
+        "tolerations": [{"operator": "Exists"}],
+        "hostIPC": True,
+        "serviceAccountName": "mine",
+        "terminationGracePeriodSeconds": 120,
+    }
+    made = pod(template={"metadata": {"labels": {"team": "a"}, "annotations": {"b": "c"}}, **template(**fields)})
+    assert {name: made["spec"][name] for name in fields} == fields
+    assert made["metadata"]["labels"]["team"] == "a"
+    assert made["metadata"]["annotations"] == {"b": "c"}
+
+
+def test_labels_of_the_template_cannot_hide_ours() -> None:
+    made = pod(template={"metadata": {"labels": {"fthsdp.dev/replica": "0"}}, **template()})
+    assert made["metadata"]["labels"]["fthsdp.dev/replica"] == "2"
+
+
+def test_a_template_is_not_changed_by_being_used() -> None:
+    job = parse_job(manifest())
+    first = render.training_pod(job, replica=0, attempt=0, index=0)
+    again = render.training_pod(job, replica=0, attempt=0, index=0)
+    assert first == again
+    assert job == parse_job(manifest())
+
+
+def test_pods_never_restart_in_place_and_have_a_host_name_of_their_own() -> None:
+    made = pod()["spec"]
+    assert (made["restartPolicy"], made["hostname"], made["subdomain"]) == ("Never", f"{NAME}-r2-a1-1", NAME)
+
+
+def test_a_users_termination_message_policy_is_kept() -> None:
+    own = {"spec": {"containers": [{"name": "t", "image": "x", "terminationMessagePolicy": "File"}]}}
+    assert pod(template=own)["spec"]["containers"][0]["terminationMessagePolicy"] == "File"
+    assert pod()["spec"]["containers"][0]["terminationMessagePolicy"] == "FallbackToLogsOnError"
+
+
+def test_the_coordinator_runs_with_the_least_rights() -> None:
+    made = render.coordinator_pod(parse_job(manifest()), image="ours:1")
+    (container,) = made["spec"]["containers"]
+    assert made["spec"]["securityContext"]["runAsNonRoot"] is True
+    assert made["spec"]["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert container["image"] == "ours:1"
+    assert container["resources"]["limits"] == {"memory": "256Mi"}
+
+
+def test_the_job_may_name_the_coordinators_image() -> None:
+    made = render.coordinator_pod(parse_job(manifest(coordinator={"image": "mine:2"})), image="ours:1")
+    assert made["spec"]["containers"][0]["image"] == "mine:2"
+
+
+def test_the_coordinator_may_touch_only_the_epoch_of_its_job() -> None:
+    made = {it["kind"]: it for it in render.support(parse_job(manifest()), key="k")}
+    (rule,) = made["Role"]["rules"]
+    assert rule["resourceNames"] == [made["ConfigMap"]["metadata"]["name"]] == [f"{NAME}-epoch"]
+    assert rule["verbs"] == ["get", "update"]
+
+
+def test_members_find_each_other_before_anybody_is_ready() -> None:
+    made = {it["kind"]: it for it in render.support(parse_job(manifest()), key="k")}
+    assert made["Service"]["spec"]["clusterIP"] == "None"
+    assert made["Service"]["spec"]["publishNotReadyAddresses"] is True

@@ -1,0 +1,309 @@
+"""Only the replica that failed is restarted, once, whatever happened to it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from tests.unit.operator.world import NAME, World, manifest
+
+from fthsdp_operator.api import Failure, JobState, ReplicaState
+
+Fault = Callable[[World], None]
+
+
+def crash(world: World) -> None:
+    world.exits("r2-a0-1", 1)
+
+
+def out_of_memory(world: World) -> None:
+    world.exits("r2-a0-1", 137, reason="OOMKilled")
+
+
+def deleted(world: World) -> None:
+    world.user_deletes("r2-a0-1")
+
+
+def deleted_and_gone(world: World) -> None:
+    world.user_deletes("r2-a0-1")
+    world.exits("r2-a0-1", 143)
+    world.vanish("r2-a0-1")
+
+
+def evicted(world: World) -> None:
+    world.pod("r2-a0-1")["status"] |= {"phase": "Failed", "reason": "Evicted", "message": "the node is out of disk"}
+
+
+def node_lost(world: World) -> None:
+    world.user_deletes("r2-a0-1")
+    condition = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}
+    world.pod("r2-a0-1")["status"]["conditions"] = [condition]
+
+
+def left_alone(world: World) -> None:
+    world.exits("r2-a0-1", 0)
+    world.now += 61
+
+
+FAULTS = [
+    (crash, "Error", 1),
+    (out_of_memory, "OOMKilled", 137),
+    (deleted, "PodDeleted", None),
+    (deleted_and_gone, "PodDeleted", 143),
+    (evicted, "Evicted", None),
+    (node_lost, "NodeLost", None),
+    (left_alone, "ExitedEarly", 0),
+]
+
+
+def failure(world: World, replica: int = 2) -> Failure:
+    entry = world.job.status.replica(replica)
+    assert entry is not None
+    assert entry.last_failure is not None
+    return entry.last_failure
+
+
+@pytest.mark.parametrize(("fault", "reason", "code"), FAULTS, ids=[fault.__name__ for fault, *_ in FAULTS])
+def test_a_failed_replica_is_restarted_and_no_other_is_touched(fault: Fault, reason: str, code: int | None) -> None:
+    async def story() -> None:
+        world = World()
+        await world.train()
+        before = world.pods
+        fault(world)
+        await world.settle()
+        others = {name: uid for name, uid in before.items() if not name.startswith("r2")}
+        assert {name: uid for name, uid in world.pods.items() if not name.startswith("r2")} == others
+        assert [name for name in world.pods if name.startswith("r2")] == ["r2-a1-0", "r2-a1-1"]
+        assert (failure(world).pod, failure(world).reason, failure(world).exit_code) == (
+            f"{NAME}-r2-a0-1",
+            reason,
+            code,
+        )
+        assert world.job.status.restarts == 1
+        assert [(it.replica, it.attempt) for it in world.told] == [(2, 0)]
+
+    asyncio.run(story())
+
+
+def test_the_attempt_is_written_before_anything_is_done() -> None:
+    async def story() -> None:
+        world = World()
+        await world.train()
+        world.user_deletes("r2-a0-1")
+        world.writes.clear()
+        await world.look()
+        assert world.writes == [
+            "status",
+            "tell 2",
+            f"delete Pod {NAME}-r2-a0-0",
+            f"create Pod {NAME}-r2-a1-0",
+            f"create Pod {NAME}-r2-a1-1",
+        ]
+
+    asyncio.run(story())
+
+
+def test_new_pods_do_not_wait_for_the_old_ones_to_terminate() -> None:
+    async def story() -> None:
+        world = World()
+        await world.train()
+        world.user_deletes("r2-a0-1")
+        await world.settle()
+        assert "deletionTimestamp" in world.pod("r2-a0-0")["metadata"]
+        assert {"r2-a1-0", "r2-a1-1"} <= world.pods.keys()
+
+    asyncio.run(story())
+
+
+def test_two_replicas_that_fail_together_are_both_restarted() -> None:
+    async def story() -> None:
+        world = World()
+        await world.train()
+        world.exits("r0-a0-0", 1)
+        world.exits("r1-a0-1", 1)
+        await world.settle()
+        assert sorted(world.pods) == ["r0-a1-0", "r0-a1-1", "r1-a1-0", "r1-a1-1", "r2-a0-0", "r2-a0-1"]
+
+    asyncio.run(story())
+
+
+def test_the_pod_that_went_first_is_named() -> None:
+    async def story() -> None:
+        world = World()
+        await world.train()
+        world.user_deletes("r2-a0-1")
+        world.now += 1
+        world.exits("r2-a0-0", 1)  # it lost its peer
+        await world.settle()
+        assert (failure(world).pod, failure(world).reason) == (f"{NAME}-r2-a0-1", "PodDeleted")
+
+    asyncio.run(story())
+
+
+def test_the_exit_code_is_filled_in_when_it_becomes_known() -> None:
+    async def story() -> None:
+        world = World()
+        await world.train()
+        world.user_deletes("r2-a0-1")
+        await world.settle()
+        assert failure(world).exit_code is None
+        world.exits("r2-a0-1", 143)
+        world.vanish("r2-a0-1")  # only a watch event shows the exit code
+        await world.settle()
+        assert failure(world).exit_code == 143
+        assert failure(world).container == "train"
+        assert world.job.status.last_failure == f"r2 {NAME}-r2-a0-1 PodDeleted exit 143"
+        assert world.job.status.restarts == 1
+
+    asyncio.run(story())
+
+
+def test_a_replica_that_was_asked_to_leave_exits_with_0_and_is_restarted() -> None:
+    async def story() -> None:
+        world = World()
+        await world.train()
+        world.user_deletes("r2-a0-1")
+        world.exits("r2-a0-0", 0)
+        world.exits("r2-a0-1", 0)
+        await world.settle()
+        assert {"r2-a1-0", "r2-a1-1"} <= world.pods.keys()
+
+    asyncio.run(story())
+
+
+def test_pods_that_are_not_there_yet_are_created_and_cost_nothing() -> None:
+    async def story() -> None:
+        world = World()
+        await world.look()
+        world.vanish("r1-a0-1")
+        await world.settle()
+        assert len(world.pods) == 6
+        assert world.job.status.restarts == 0
+
+    asyncio.run(story())
+
+
+def test_the_first_restart_is_immediate_and_further_ones_wait() -> None:
+    async def story() -> None:
+        world = World()
+        waits = []
+        for attempt in range(4):
+            await world.train()
+            world.exits(f"r2-a{attempt}-0", 1)
+            wait = await world.look()
+            entry = world.job.status.replica(2)
+            assert entry is not None
+            due = entry.next_restart_time
+            waits.append(0 if due is None else round(due - world.now))
+            assert due is None or wait <= due - world.now
+            assert (f"r2-a{attempt + 1}-0" in world.pods) is (due is None)
+            world.now = due or world.now
+        assert waits == [0, 5, 10, 20]
+
+    asyncio.run(story())
+
+
+def test_a_replica_that_uses_up_its_budget_fails_the_job_and_everything_stops() -> None:
+    async def story() -> None:
+        world = World(manifest(failurePolicy={"perReplica": {"limit": 2, "windowSeconds": 600}}))
+        for attempt in range(3):
+            world.now += 10
+            await world.train()
+            world.exits(f"r2-a{attempt}-0", 1)
+            await world.settle()
+        status = world.job.status
+        failed = next(condition for condition in status.conditions if condition.type == "Failed")
+        assert (status.state, failed.status, failed.reason) == (JobState.FAILED, "True", "RestartBudgetExhausted")
+        assert "replica 2" in failed.message
+        assert "llama-r2-a2-0 Error exit 1" in failed.message
+        assert list(world.pods) == ["r2-a2-0"]  # it has ended, and keeps its logs
+
+    asyncio.run(story())
+
+
+def test_restarts_outside_the_window_are_forgiven() -> None:
+    async def story() -> None:
+        world = World(manifest(failurePolicy={"perReplica": {"limit": 1, "windowSeconds": 60}}))
+        for attempt in range(4):
+            await world.train()
+            world.exits(f"r2-a{attempt}-0", 1)
+            await world.settle()
+            world.now += 61
+        assert world.job.status.restarts == 4
+        assert not world.job.status.terminal
+
+    asyncio.run(story())
+
+
+def test_bad_input_at_the_start_fails_the_job_at_once() -> None:
+    async def story() -> None:
+        world = World()
+        await world.settle()
+        world.kubelets_start_everything()
+        world.exits("r1-a0-0", 2)
+        world.pod("r1-a0-0")["status"]["containerStatuses"][0]["state"]["terminated"]["message"] = "no data at /data\n"
+        await world.settle()
+        failed = next(condition for condition in world.job.status.conditions if condition.type == "Failed")
+        assert (failed.reason, failed.message) == ("ConfigError", "llama-r1-a0-0 Error exit 2: no data at /data")
+
+    asyncio.run(story())
+
+
+def test_bad_input_of_one_replica_of_a_job_that_trained_is_a_failure_like_others() -> None:
+    async def story() -> None:
+        world = World()
+        await world.train()
+        world.exits("r1-a0-0", 2)
+        await world.settle()
+        assert "r1-a1-0" in world.pods
+        assert not world.job.status.terminal
+
+    asyncio.run(story())
+
+
+def test_a_coordinator_that_still_counts_on_an_old_attempt_is_told_again() -> None:
+    async def story() -> None:
+        world = World()
+        await world.train()
+        world.user_deletes("r2-a0-1")
+        world.deaf = True
+        await world.look()
+        world.told.clear()
+        await world.look()  # its status still has attempt 0 of replica 2 as a member
+        assert [(it.replica, it.attempt) for it in world.told] == [(2, 0)]
+
+    asyncio.run(story())
+
+
+def test_states_of_a_replica_on_its_way_back() -> None:
+    async def story() -> None:
+        world = World()
+        await world.train()
+        seen: list[tuple[str | None, JobState, ReplicaState]] = []
+
+        def note() -> None:
+            entry = world.job.status.replica(2)
+            assert entry is not None
+            seen.append((world.job.status.ready, world.job.status.state, entry.state))
+
+        note()
+        world.user_deletes("r2-a0-1")
+        await world.look()
+        note()
+        world.vanish("r2-a0-1")
+        world.vanish("r2-a0-0")
+        await world.look()
+        note()
+        world.kubelets_start_everything()
+        world.everybody_trains(step=20)
+        await world.look()
+        note()
+        assert seen == [
+            ("3/3", JobState.RUNNING, ReplicaState.ACTIVE),
+            ("2/3", JobState.DEGRADED, ReplicaState.PENDING),
+            ("2/3", JobState.DEGRADED, ReplicaState.STARTING),
+            ("3/3", JobState.RUNNING, ReplicaState.ACTIVE),
+        ]
+
+    asyncio.run(story())

@@ -1,0 +1,122 @@
+"""An operator that is killed before any of its calls goes on to the same end, and restarts nothing twice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from tests.unit.operator.world import Killed, World, manifest
+
+Story = Callable[[World], None]
+
+
+def delete_a_pod(world: World) -> None:
+    world.user_deletes("r2-a0-1")
+
+
+def lose_a_pod(world: World) -> None:
+    world.vanish("r2-a0-0")
+
+
+def crash_two_replicas(world: World) -> None:
+    world.exits("r0-a0-0", 1)
+    world.exits("r1-a0-1", 137, reason="OOMKilled")
+
+
+def lose_the_coordinator(world: World) -> None:
+    world.vanish("llama-coordinator")
+
+
+def suspend(world: World) -> None:
+    world.user_changes(suspend=True)
+
+
+def scale_up(world: World) -> None:
+    world.user_changes(replicas=4)
+
+
+def scale_down(world: World) -> None:
+    world.user_changes(replicas=2)
+
+
+def finish(world: World) -> None:
+    for name in world.pods:
+        world.exits(name, 0)
+    world.exits("llama-coordinator", 0)
+
+
+def give_up(world: World) -> None:
+    world.user_changes(failurePolicy={"perReplica": {"limit": 0}})
+    world.exits("r2-a0-0", 1)
+
+
+STORIES = [
+    delete_a_pod,
+    lose_a_pod,
+    crash_two_replicas,
+    lose_the_coordinator,
+    suspend,
+    scale_up,
+    scale_down,
+    finish,
+    give_up,
+]
+
+
+def picture(world: World) -> object:
+    """What counts about the outcome; UIDs are made anew by each test."""
+    status = world.job.status
+    entries = [(it.index, it.state, it.attempt, it.restarts) for it in status.replica_statuses]
+    objects = sorted((kind, name, "deletionTimestamp" in it["metadata"]) for (kind, name), it in world.objects.items())
+    return status.state, status.ready, status.restarts, entries, objects
+
+
+async def play(story: Story, kill_at: int | None) -> World | None:
+    """Return the world after the story, or None when it was over before the operator could be killed."""
+    world = World(manifest())
+    await world.train()
+    story(world)
+    world.writes.clear()
+    world.kill_at = kill_at
+    if kill_at is not None:
+        try:
+            await world.settle()
+        except Killed:
+            pass
+        else:
+            return None
+    world.kill_at = None
+    await world.settle()
+    return world
+
+
+@pytest.mark.parametrize("story", STORIES, ids=[story.__name__ for story in STORIES])
+def test_killed_before_any_call_it_comes_to_the_same_end(story: Story) -> None:
+    async def check() -> None:
+        whole = await play(story, None)
+        assert whole is not None
+        killed = 0
+        while (world := await play(story, killed)) is not None:
+            assert picture(world) == picture(whole), f"killed before write {killed}"
+            killed += 1
+        assert killed > 0
+
+    asyncio.run(check())
+
+
+def test_killed_anywhere_at_the_start_everything_is_created_once() -> None:
+    async def check() -> None:
+        whole = World()
+        await whole.settle()
+        for kill_at in range(len(whole.writes)):
+            world = World()
+            world.kill_at = kill_at
+            with pytest.raises(Killed):
+                await world.settle()
+            world.kill_at = None
+            await world.settle()
+            assert world.objects.keys() == whole.objects.keys()
+            assert world.job.status.restarts == 0
+
+    asyncio.run(check())

@@ -1,0 +1,130 @@
+"""Events only wake: each leads to a look at the right job, and a failed look is tried again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from tests.unit.operator.world import NAME, NAMESPACE, World
+
+from fthsdp_operator.api import KIND
+from fthsdp_operator.cluster import ClusterError, Conflict, Manifest
+from fthsdp_operator.handlers import Reconciler
+
+DEADLINE = 10.0
+
+
+class Watched(World):
+    """A world that says when it was looked at, and whose API server may fail."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looks = 0
+        self.failures: list[Exception] = []
+        self.conflicts = 0
+        self.looked = asyncio.Event()
+
+    async def get_job(self, namespace: str, name: str) -> Manifest | None:
+        assert (namespace, name) == (NAMESPACE, NAME)
+        self.looks += 1
+        self.looked.set()
+        if self.failures:
+            raise self.failures.pop(0)
+        return await super().get_job(namespace, name)
+
+    async def patch_status(
+        self, namespace: str, name: str, status: Mapping[str, Any], *, resource_version: str
+    ) -> Manifest:
+        if self.conflicts:
+            self.conflicts -= 1
+            raise Conflict("somebody else was faster")
+        return await super().patch_status(namespace, name, status, resource_version=resource_version)
+
+    async def until(self, holds: Any) -> None:
+        """Wait until something holds, looking after each look of the operator."""
+        async with asyncio.timeout(DEADLINE):
+            while not holds():
+                self.looked.clear()
+                await self.looked.wait()
+
+
+@asynccontextmanager
+async def working(world: Watched) -> Any:
+    reconciler = Reconciler(world, clock=lambda: world.now)
+    worker = asyncio.create_task(reconciler.work())
+    try:
+        yield reconciler
+    finally:
+        worker.cancel()
+        await asyncio.gather(worker, return_exceptions=True)
+
+
+def test_a_new_job_is_looked_at() -> None:
+    async def story() -> None:
+        world = Watched()
+        async with working(world) as reconciler:
+            reconciler.job_event(world.objects[KIND, NAME], kind="ADDED")
+            await world.until(lambda: len(world.pods) == 6)
+
+    asyncio.run(story())
+
+
+def test_a_job_whose_status_alone_changed_is_not_looked_at() -> None:
+    async def story() -> None:
+        world = Watched()
+        async with working(world) as reconciler:
+            reconciler.job_event(world.objects[KIND, NAME], kind="MODIFIED")
+            await world.until(lambda: len(world.pods) == 6)
+            seen = world.looks
+            reconciler.job_event(world.objects[KIND, NAME], kind="MODIFIED")
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert world.looks == seen
+
+    asyncio.run(story())
+
+
+def test_a_deleted_pod_wakes_its_job_and_its_last_words_are_heard() -> None:
+    async def story() -> None:
+        world = Watched()
+        await world.train()
+        async with working(world) as reconciler:
+            gone = world.pod("r2-a0-1")
+            world.exits("r2-a0-1", 143)
+            del world.objects["Pod", f"{NAME}-r2-a0-1"]
+            reconciler.pod_event(gone, kind="DELETED")
+            await world.until(lambda: "r2-a1-0" in world.pods)
+        assert world.job.status.last_failure == f"r2 {NAME}-r2-a0-1 PodDeleted exit 143"
+
+    asyncio.run(story())
+
+
+def test_last_words_survive_a_look_that_failed() -> None:
+    async def story() -> None:
+        world = Watched()
+        await world.train()
+        world.failures = [ClusterError("503"), RuntimeError("a mistake of ours")]
+        world.conflicts = 1
+        async with working(world) as reconciler:
+            gone = world.pod("r2-a0-1")
+            world.exits("r2-a0-1", 143)
+            del world.objects["Pod", f"{NAME}-r2-a0-1"]
+            reconciler.pod_event(gone, kind="DELETED")
+            await world.until(lambda: "r2-a1-0" in world.pods)
+        assert world.job.status.last_failure == f"r2 {NAME}-r2-a0-1 PodDeleted exit 143"
+
+    asyncio.run(story())
+
+
+def test_pods_of_others_wake_nobody() -> None:
+    async def story() -> None:
+        world = Watched()
+        async with working(world) as reconciler:
+            reconciler.pod_event({"metadata": {"name": "x", "namespace": "y", "uid": "z"}}, kind="ADDED")
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert world.looks == 0
+
+    asyncio.run(story())
