@@ -39,7 +39,9 @@ async def fetch_record(access: Access, *, namespace: str, job: str) -> tuple[Run
     text = (stored.data or {}).get(REPORT_KEY)
     if text is None:
         raise ConfigError(f"job {namespace}/{job} has no report yet: its coordinator writes one once the run has begun")
-    return RunRecord(report=json.loads(text), points=tuple(history_of_log(log_lines(log)))), log
+    report = json.loads(text)
+    points = tuple(history_of_log(log_lines(log), started=report["started"] or 0.0))
+    return RunRecord(report=report, points=points), log
 
 
 async def _log(core: CoreV1Api, namespace: str, job: str) -> str:
@@ -54,7 +56,7 @@ async def _log(core: CoreV1Api, namespace: str, job: str) -> str:
 
 def _words(error: ApiException) -> str:
     try:
-        return str(json.loads(error.body)["message"])
+        return str(json.loads(error.body or "")["message"])
     except (TypeError, ValueError, KeyError):
         return f"{error.status} {error.reason}"
 

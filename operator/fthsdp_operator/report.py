@@ -36,7 +36,7 @@ def read_record(folder: Path) -> RunRecord:
     report_file, steps_file = folder / "report.json", folder / "steps.jsonl"
     try:
         report = json.loads(report_file.read_text())
-        points = tuple(history_of_records(_lines(steps_file)))
+        points = tuple(history_of_records(_lines(steps_file), started=report["started"] or 0.0))
     except FileNotFoundError as error:
         raise ConfigError(f"{folder} is not the folder of a run: {Path(error.filename).name} is missing") from None
     except OSError as error:

@@ -27,8 +27,9 @@ CONFIGURATION_ERROR = 2
 """Exit code that is reported for a pod that could not be started because its manifest asks for what is not here."""
 _MESSAGE_BYTES = 2048
 """Of the end of the log, as the message of a failed container: the kubelet's FallbackToLogsOnError."""
-DEFAULT_GRACE = 5.0
-"""Seconds from SIGTERM to SIGKILL where the pod does not say: below Kubernetes' 30 s, since a person waits."""
+DEFAULT_GRACE = 30.0
+"""Seconds from SIGTERM to SIGKILL where the pod does not say, as on Kubernetes: a replica that is asked to leave stays
+until the next step boundary."""
 FIRST_BACKOFF, LONGEST_BACKOFF = 1.0, 30.0
 """Seconds before a crashed container with restartPolicy OnFailure is started a second time, and at most."""
 

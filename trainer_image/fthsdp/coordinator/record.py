@@ -242,6 +242,7 @@ class RunRecord:
         return {
             "outcome": "running" if self._finished is None else "complete",
             "replicas": self._replicas,
+            "started": self._began,
             "steps_final": len(self._steps),
             "effective_training_time": self._effective(normal),
             "step_seconds": {"p50": _quantile(seconds, 0.50), "p99": _quantile(seconds, 0.99)},
