@@ -32,7 +32,8 @@ RUN --mount=type=secret,id=pip.conf --mount=type=secret,id=certificates \
 
 
 FROM ${PYTHON_IMAGE} AS operator
-ENV PATH=/opt/fthsdp/bin:/usr/local/bin:/usr/bin:/bin PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+# kopf asks for the user's name, and a number has none.
+ENV PATH=/opt/fthsdp/bin:/usr/local/bin:/usr/bin:/bin USER=fthsdp PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 COPY --from=build /opt/fthsdp /opt/fthsdp
 USER 65532:65532
 ENTRYPOINT ["fthsdp"]

@@ -25,8 +25,8 @@ class Helm:
         return self._run("install", release, str(chart), "--wait", "--timeout=120s", *settings)
 
     def uninstall(self, release: str) -> None:
-        """Remove all that a release installed, except what it is told to keep; raises ClusterError."""
-        self._run("uninstall", release, "--wait", "--timeout=120s")
+        """Remove all that a release installed, except what it is told to keep; fine if there is none."""
+        self._run("uninstall", release, "--ignore-not-found", "--wait", "--timeout=120s")
 
     def _run(self, *arguments: str) -> str:
         program = find_helm()

@@ -47,6 +47,8 @@ _PACKAGES = ("python3", "python3-venv", "python3-pip")
 _BASE_IMAGE = f"localhost/fthsdp-base:{_SUITE}-1"
 """The number grows when what is packed changes."""
 _LEFT_OUT = ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/man", "usr/share/locale", "dev")
+_MOST_STORAGE = 8 << 30
+"""Bytes of layers from earlier builds above which all of them are thrown away: each change of the code leaves some."""
 _PIP_KEYS = ("index-url", "extra-index-url", "trusted-host", "proxy", "timeout", "default-timeout")
 _CERTIFICATES_IN_BUILD = "/run/secrets/certificates"
 
@@ -151,8 +153,11 @@ def _remove_older(target: str, newest: Path) -> None:
 @contextmanager
 def _buildah() -> Iterator[tuple[str, ...]]:
     """Yield the command with a storage of our own: layers are kept in the cache, the user's images are not touched."""
+    storage = cache_folder() / "buildah"
+    if storage.exists() and int(run("du", "--summarize", "--bytes", storage).split()[0]) > _MOST_STORAGE:
+        shutil.rmtree(storage)
     with tempfile.TemporaryDirectory(prefix="fthsdp-buildah-") as run_root:
-        yield ("nice", "buildah", "--root", str(cache_folder() / "buildah"), "--runroot", run_root)
+        yield ("nice", "buildah", "--root", str(storage), "--runroot", run_root)
 
 
 def _secrets(folder: Path) -> list[str]:

@@ -41,6 +41,11 @@ class Watch:
                     raise AssertionError(f"{what}: not seen in {timeout:g} s, but\n" + "\n".join(self.lines[-60:]))
                 self._news.wait(left)
 
+    def wait_for_end(self, *, timeout: float) -> None:
+        """Wait until the command ends by itself; raises AssertionError when it goes on."""
+        with self._news:
+            assert self._news.wait_for(lambda: self._ended, timeout), f"still printing after {timeout:g} s"
+
     def _read(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout
         for line in process.stdout:
@@ -62,6 +67,13 @@ class Kubectl:
     def __call__(self, *arguments: str, stdin: str | None = None, timeout: float = 120) -> str:
         """Run it and return what it prints; raises ClusterError with what it says."""
         return run(self.program, "--kubeconfig", self.kubeconfig, *arguments, stdin=stdin, timeout=timeout)
+
+    def answer(self, *arguments: str) -> str:
+        """Run it and return the command with what it prints, also when it fails: for people to read."""
+        try:
+            return f"$ kubectl {' '.join(arguments)}\n{self(*arguments)}"
+        except ClusterError as error:
+            return f"$ {error}"
 
     def apply(self, *objects: Object) -> None:
         """Create or change objects."""

@@ -1,0 +1,25 @@
+"""One API server for all tests of this folder, and a namespace for each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from tests.cluster.apiserver.server import ApiServer, running, why_not_here
+
+
+@pytest.fixture(scope="package")
+def apiserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+    """Give an API server; skip with the reason where its programs are missing."""
+    if reason := why_not_here():
+        pytest.skip(reason)
+    with running(tmp_path_factory.mktemp("apiserver")) as server:
+        yield server
+
+
+@pytest.fixture
+def namespace(apiserver: ApiServer, request: pytest.FixtureRequest) -> str:
+    """Return a namespace of this test's own."""
+    name: str = request.node.name.split("[")[0].replace("_", "-")[:60].rstrip("-")
+    apiserver.kubectl("create", "namespace", name)
+    return name

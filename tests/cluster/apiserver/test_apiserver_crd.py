@@ -1,0 +1,122 @@
+"""What the API server makes of our CRD: it refuses what ``fthsdp run`` refuses, and explains every field."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.cluster.apiserver.server import ApiServer
+
+from fthsdp.errors import ConfigError
+from fthsdp_operator.api import API_VERSION, KIND, parse_job
+
+pytestmark = pytest.mark.cluster
+
+Manifest = dict[str, Any]
+GOOD: Manifest = {
+    "apiVersion": API_VERSION,
+    "kind": KIND,
+    "metadata": {"name": "llama"},
+    "spec": {
+        "replicas": 3,
+        "minReplicas": 2,
+        "podsPerReplica": 2,
+        "template": {"spec": {"containers": [{"name": "train", "image": "x", "env": [{"name": "A", "value": "b"}]}]}},
+    },
+}
+
+
+def changed(change: Callable[[Manifest], object]) -> Manifest:
+    job = copy.deepcopy(GOOD)
+    change(job)
+    return job
+
+
+def spec(**fields: Any) -> Manifest:
+    return changed(lambda job: job["spec"].update(fields))
+
+
+def pod(**fields: Any) -> Manifest:
+    return changed(lambda job: job["spec"]["template"]["spec"].update(fields))
+
+
+def container(**fields: Any) -> Manifest:
+    return changed(lambda job: job["spec"]["template"]["spec"]["containers"][0].update(fields))
+
+
+SAME_SENTENCE = [
+    (spec(minReplicas=4), "minReplicas is above replicas: lower minReplicas or raise replicas"),
+    (spec(failurePolicy={"backoff": {"maxSeconds": 1}}), "backoff.maxSeconds is below backoff.initialSeconds"),
+    (pod(restartPolicy="OnFailure"), "template.spec.restartPolicy has to be Never or left out"),
+    (container(env=[{"name": "FTHSDP_RANK", "value": "1"}]), "env names that start with FTHSDP_ or PET_"),
+    (container(env=[{"name": "MASTER_ADDR", "value": "x"}]), "env names that start with FTHSDP_ or PET_"),
+    (
+        changed(lambda job: job["metadata"].update(name="a" * 41)),
+        "metadata.name has to be at most 40 lower-case letters",
+    ),
+    (changed(lambda job: job["metadata"].update(name="1a")), "metadata.name has to be at most 40 lower-case letters"),
+]
+SAME_FIELD = [
+    (spec(replicas=0), "spec.replicas"),
+    (spec(replicas="3"), "spec.replicas"),
+    (spec(podsPerReplica=0), "spec.podsPerReplica"),
+    (spec(suspend="yes"), "spec.suspend"),
+    (spec(replica=3), "spec.replica"),
+    (pod(containers=[]), "spec.template.spec.containers"),
+    (pod(volumes="x"), "spec.template.spec.volumes"),
+    (changed(lambda job: job["spec"].pop("template")), "spec.template"),
+    (changed(lambda job: job["spec"]["template"]["spec"].pop("containers")), "spec.template.spec.containers"),
+    (spec(ttlSecondsAfterFinished=-1), "spec.ttlSecondsAfterFinished"),
+]
+
+
+@pytest.mark.parametrize(("job", "words"), SAME_SENTENCE + SAME_FIELD)
+def test_it_refuses_what_a_local_run_refuses(apiserver: ApiServer, job: Manifest, words: str) -> None:
+    assert words in apiserver.kubectl("create", "--dry-run=server", "-f", "-", stdin=json.dumps(job), fails=True)
+    with pytest.raises(ConfigError) as refused:
+        parse_job(job)
+    assert words in str(refused.value)
+
+
+def test_a_job_comes_back_with_its_defaults(apiserver: ApiServer) -> None:
+    made = json.loads(apiserver.kubectl("create", "--dry-run=server", "-o", "json", "-f", "-", stdin=json.dumps(GOOD)))
+    assert made["spec"]["processesPerPod"] == 1
+    assert made["spec"]["failurePolicy"]["perReplica"] == {"limit": 5, "windowSeconds": 3600}
+    assert made["spec"]["template"] == GOOD["spec"]["template"]
+    assert parse_job(made).spec == parse_job(GOOD).spec
+
+
+def test_pods_per_replica_cannot_be_changed_and_replicas_can(apiserver: ApiServer, namespace: str) -> None:
+    apiserver.kubectl("create", "-n", namespace, "-f", "-", stdin=json.dumps(GOOD))
+    patch = json.dumps({"spec": {"podsPerReplica": 3}})
+    said = apiserver.kubectl("patch", "fthsdp", "llama", "-n", namespace, "--type=merge", "-p", patch, fails=True)
+    assert "podsPerReplica cannot be changed while the job exists" in said
+    apiserver.kubectl("scale", "fthsdp/llama", "-n", namespace, "--replicas=4")
+    assert apiserver.items("fthsdp", namespace)["llama"]["spec"]["replicas"] == 4
+    patch = json.dumps({"spec": {"replicas": 1}})
+    said = apiserver.kubectl("patch", "fthsdp", "llama", "-n", namespace, "--type=merge", "-p", patch, fails=True)
+    assert "minReplicas is above replicas" in said
+
+
+def test_a_job_is_listed_under_its_short_name_and_with_everything(apiserver: ApiServer, namespace: str) -> None:
+    apiserver.kubectl("create", "-n", namespace, "-f", "-", stdin=json.dumps(GOOD))
+    header = apiserver.kubectl("get", "fthsdp", "-n", namespace).splitlines()[0].split()
+    assert header == ["NAME", "READY", "MIN", "STEP", "RESTARTS", "STATE", "LAST-FAILURE", "AGE"]
+    assert "fthsdpjob.fthsdp.dev/llama" in apiserver.kubectl("get", "all", "-n", namespace)
+
+
+@pytest.mark.parametrize(
+    ("field", "words"),
+    [
+        ("fthsdp", "When a replica fails, only that one is restarted"),
+        ("fthsdp.spec.minReplicas", "the job pauses at a step boundary"),
+        ("fthsdp.spec.template", "PodTemplateSpec"),
+        ("fthsdp.spec.failurePolicy.perReplica.windowSeconds", "Length of the sliding window in seconds"),
+        ("fthsdp.status.replicaStatuses.lastFailure.exitCode", "Exit code of the container"),
+    ],
+)
+def test_kubectl_explains_it(apiserver: ApiServer, field: str, words: str) -> None:
+    assert words in " ".join(apiserver.kubectl("explain", field).split())
