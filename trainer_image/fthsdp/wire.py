@@ -67,7 +67,7 @@ def encode_frame(message: Json) -> bytes:
 def _decode(body: bytes) -> Json:
     try:
         message = json.loads(body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise WireError(f"a frame holds no JSON: {error}") from error
     if not isinstance(message, dict):
         raise WireError(f"a frame holds a {type(message).__name__}, not an object")
@@ -84,7 +84,7 @@ def _checked_length(header: bytes, largest: int) -> int:
 def parse_address(address: str) -> tuple[str, int]:
     """Split ``host:port`` (an IPv6 host in brackets); raises WireError."""
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+    if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65536:
         raise WireError(f"{address!r} is not host:port")
     return host.strip("[]"), int(port)
 
@@ -98,7 +98,7 @@ def _proof(key: bytes, side: str, hello: Json, server_nonce: str) -> str:
 
 
 def _same(proof: object, expected: str) -> bool:
-    return isinstance(proof, str) and hmac.compare_digest(proof.encode(), expected.encode())
+    return isinstance(proof, str) and hmac.compare_digest(proof.encode(errors="replace"), expected.encode())
 
 
 class ClientHandshake:

@@ -205,14 +205,12 @@ def test_who_does_not_belong_is_refused_by_name_and_nobody_else_notices(hello: d
     job.hello(1, attempt=1)
     job.hello(2)
     job.all_say(epoch=1, step=0, serves=True)
-    state = job.states
     job.hello(**hello)
     (refusal,) = job.sent(hello["replica"], RefusedMember)
     assert refusal.reason.startswith(reason)
     assert job.of(Drop) == [Drop(connection=job.connections[hello["replica"]])]
     assert not job.of(Removed)
     assert not job.of(Fenced)
-    del state
 
 
 # --- failures -------------------------------------------------------------------------------------------------------
@@ -316,10 +314,11 @@ def test_a_closed_connection_is_evidence_after_the_grace() -> None:
 @pytest.mark.parametrize("order", ["connection first", "ring first"])
 def test_a_closed_connection_and_a_ring_neighbour_are_evidence_at_once(order: str) -> None:
     job = Job().started()
-    events = [lambda: job.cut(1), lambda: job.say(2, broken=1, suspects=(1,), reason="closed")]
-    effects: list[Effect] = []
-    for event in events if order == "connection first" else events[::-1]:
-        effects += event()
+    ring = {"broken": 1, "suspects": (1,), "reason": "closed"}
+    if order == "connection first":
+        effects = [*job.cut(1), *job.say(2, **ring)]
+    else:
+        effects = [*job.say(2, **ring), *job.cut(1)]
     assert [e.cause for e in effects if isinstance(e, Removed)] == [Cause.CONNECTION_LOST]
 
 

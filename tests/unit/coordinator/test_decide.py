@@ -1,0 +1,168 @@
+"""How a step ends when its epoch broke, and what a planned epoch looks like."""
+
+from __future__ import annotations
+
+import pytest
+
+from fthsdp.coordinator.decide import decide, propose
+from fthsdp.coordinator.messages import Assigned, EpochRecord, Member, MemberState, Outcome, Role
+
+
+def member(replica: int, role: Role = Role.ACTIVE) -> Member:
+    return Member(replica=replica, attempt=0, role=role, addresses=(f"h{replica}:1",))
+
+
+def epoch(active: tuple[int, ...], shadows: tuple[int, ...] = (), *, paused: bool = False) -> EpochRecord:
+    members = sorted([*map(member, active), *(member(r, Role.SHADOW) for r in shadows)], key=lambda m: m.replica)
+    return EpochRecord(number=4, members=tuple(members), paused=paused)
+
+
+def at(
+    step: int | None, *, serves: bool = True, began: tuple[int, ...] | None = None, leaving: str = ""
+) -> MemberState:
+    begun = None if began is None or step is None else Assigned(step=step + 1, replicas=began)
+    return MemberState(step=step, serves=serves and step is not None, begun=begun, leaving=leaving, fence=4)
+
+
+NONE = at(None)
+LIST = (0, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("states", "base", "outcome", "active", "snapshots"),
+    [
+        pytest.param(
+            {0: at(5, began=LIST), 1: at(5, began=LIST)}, epoch(LIST),
+            Outcome(step=5, assigned=Assigned(step=6, replicas=LIST)), (0, 1), (), id="nobody has the step: retry",
+        ),
+        pytest.param(
+            {0: at(5, began=LIST), 1: at(6)}, epoch(LIST), Outcome(step=6, source=1), (0, 1), (),
+            id="one has the step: roll forward from it",
+        ),
+        pytest.param(
+            {0: at(5, began=LIST), 1: at(6, began=LIST), 2: at(6, began=LIST)}, epoch(LIST),
+            Outcome(step=6, source=1, assigned=Assigned(step=7, replicas=LIST)), LIST, (),
+            id="the list of the step after is carried, not that of the step before",
+        ),
+        pytest.param(
+            {0: at(5), 1: at(5), 2: NONE}, epoch((0, 1), (2,)), Outcome(step=5, source=0), (0, 1), (2,),
+            id="a shadow without state gets stripes, and a source in case it lacks the step",
+        ),
+        pytest.param(
+            {0: at(5), 1: at(6, serves=False)}, epoch((0,), (1,)), Outcome(step=5, source=0), (0,), (1,),
+            id="the step of one who cannot serve does not count: it is undone there",
+        ),
+        pytest.param(
+            {0: at(6), 1: at(5, serves=False)}, epoch((0,), (1,)), Outcome(step=6, source=0), (0,), (),
+            id="one who cannot serve and is behind rolls forward as a shadow",
+        ),
+        pytest.param(
+            {0: at(5, serves=False), 1: at(6, serves=False)}, epoch((2,), (0, 1)),
+            Outcome(step=6, serving=False), (1,), (0,),
+            id="only such are left: the furthest is the state, the others start over",
+        ),
+        pytest.param(
+            {0: at(5), 3: at(5)}, epoch((0, 1, 2), (3,)), Outcome(step=5), (0, 3), (),
+            id="a ready shadow steps in",
+        ),
+        pytest.param(
+            {0: at(5), 2: at(5), 3: at(5), 4: at(5)}, epoch(LIST, (3, 4)), Outcome(step=5), (0, 2, 3), (),
+            id="only as many as are wanted",
+        ),
+        pytest.param(
+            {0: at(0), 1: at(0)}, epoch(LIST), Outcome(step=0), (0, 1), (), id="before the first step",
+        ),
+    ],
+)  # fmt: skip
+def test_the_decision(
+    states: dict[int, MemberState],
+    base: EpochRecord,
+    outcome: Outcome,
+    active: tuple[int, ...],
+    snapshots: tuple[int, ...],
+) -> None:
+    record = decide(states, members={r: member(r) for r in states}, base=base, number=5, wanted=3, least=1)
+    assert record is not None
+    assert record.number == 5
+    assert record.outcome == outcome
+    assert record.active == active
+    assert record.snapshots == snapshots
+    assert [m.replica for m in record.members] == sorted(states)
+    assert not record.paused
+
+
+@pytest.mark.parametrize("states", [{}, {0: NONE}, {0: NONE, 1: NONE}])
+def test_there_is_no_decision_without_a_state(states: dict[int, MemberState]) -> None:
+    assert decide(states, members={r: member(r) for r in states}, base=epoch(LIST), number=5, wanted=3, least=1) is None
+
+
+def test_too_few_active_members_pause() -> None:
+    states = {0: at(5), 1: at(5)}
+    record = decide(states, members={r: member(r) for r in states}, base=epoch(LIST), number=5, wanted=3, least=3)
+    assert record is not None
+    assert record.paused
+
+
+def test_a_paused_job_lets_go_who_leaves() -> None:
+    states = {0: at(5), 1: at(5, leaving="SIGTERM")}
+    base = epoch((0, 1), paused=True)
+    record = decide(states, members={r: member(r) for r in states}, base=base, number=5, wanted=3, least=3)
+    assert record is not None
+    assert record.active == (0,)
+
+
+def test_who_leaves_a_running_job_stays_through_a_failure_so_that_its_gradients_count() -> None:
+    states = {0: at(5), 1: at(5, leaving="SIGTERM")}
+    record = decide(states, members={r: member(r) for r in states}, base=epoch(LIST), number=5, wanted=3, least=1)
+    assert record is not None
+    assert record.active == (0, 1)
+
+
+def test_two_lists_for_one_step_are_a_fault_of_the_protocol() -> None:
+    states = {0: at(5, began=(0, 1)), 1: at(5, began=(0, 1, 2))}
+    with pytest.raises(AssertionError, match="step 6 began under several lists"):
+        decide(states, members={r: member(r) for r in states}, base=epoch(LIST), number=5, wanted=3, least=1)
+
+
+@pytest.mark.parametrize(
+    ("states", "base", "joiners", "stranded", "active", "shadows", "snapshots"),
+    [
+        pytest.param({0: at(5), 1: at(5)}, epoch((0, 1)), (2,), (), (0, 1), (2,), (2,), id="a join"),
+        pytest.param({0: at(5), 1: at(5)}, epoch((0,), (1,)), (), (), (0, 1), (), (), id="a promotion"),
+        pytest.param({0: at(5), 1: NONE}, epoch((0,), (1,)), (2,), (), (0,), (1, 2), (2,), id="no snapshot twice"),
+        pytest.param(
+            {0: at(5), 1: at(5, leaving="x"), 2: NONE}, epoch((0, 1), (2,)), (), (), (0,), (2,), (2,),
+            id="a removal: stripes of that donor are gone",
+        ),
+        pytest.param({0: at(5), 1: NONE}, epoch((0,), (1,)), (), (1,), (0,), (1,), (1,), id="a stranded shadow"),
+        pytest.param({0: at(5, leaving="x"), 1: NONE}, epoch((0,), (1,)), (2,), (), (), (), (), id="the last active"),
+    ],
+)  # fmt: skip
+def test_the_planned_epoch(
+    states: dict[int, MemberState],
+    base: EpochRecord,
+    joiners: tuple[int, ...],
+    stranded: tuple[int, ...],
+    active: tuple[int, ...],
+    shadows: tuple[int, ...],
+    snapshots: tuple[int, ...],
+) -> None:
+    newcomers = [member(r, Role.SHADOW) for r in joiners]
+    record = propose(states, base=base, joiners=newcomers, stranded=stranded, number=5, wanted=3, least=1)
+    assert record is not None
+    assert record.outcome is None
+    assert record.active == active
+    assert tuple(m.replica for m in record.members if m.role is Role.SHADOW) == shadows
+    assert record.snapshots == snapshots
+
+
+def test_nothing_is_planned_without_a_reason() -> None:
+    states = {0: at(5), 1: NONE}
+    base = epoch((0,), (1,))
+    assert propose(states, base=base, joiners=[], stranded=[], number=5, wanted=3, least=1) is None
+
+
+def test_no_more_become_active_than_are_wanted() -> None:
+    states = {0: at(5), 1: at(5), 2: at(5)}
+    base = epoch((0, 1), (2,))
+    assert propose(states, base=base, joiners=[], stranded=[], number=5, wanted=2, least=1) is None
