@@ -315,10 +315,8 @@ def test_a_closed_connection_is_evidence_after_the_grace() -> None:
 def test_a_closed_connection_and_a_ring_neighbour_are_evidence_at_once(order: str) -> None:
     job = Job().started()
     ring = {"broken": 1, "suspects": (1,), "reason": "closed"}
-    if order == "connection first":
-        effects = [*job.cut(1), *job.say(2, **ring)]
-    else:
-        effects = [*job.say(2, **ring), *job.cut(1)]
+    first, then = (job.cut(1), job.say(2, **ring)) if order == "connection first" else (job.say(2, **ring), job.cut(1))
+    effects = [*first, *then]
     assert [e.cause for e in effects if isinstance(e, Removed)] == [Cause.CONNECTION_LOST]
 
 
