@@ -40,6 +40,8 @@ POLL = 2.0
 """Seconds after which a job that has pods is looked at again without any event: the coordinator's numbers move on."""
 COORDINATOR_LINGER = 30.0
 """Seconds that a coordinator may take to exit by itself after the job is complete."""
+STRAGGLER_GRACE = 20.0
+"""Seconds for which training pods may still run after the coordinator has exited at the end of the run."""
 OVERDUE = 2.0
 """Seconds past its grace period after which a coordinator's pod is removed by force: its node does not answer. Safe for
 a coordinator, since two of them can never both write the epoch."""
@@ -228,9 +230,20 @@ def _group(job: Job, observed: Observed, entry: ReplicaStatus, now: float, *, ov
         return _failed(job, observed, entry, failure, now, over=over)
     if over and entry.state in _WAITING:
         return _Group(entry=entry.model_copy(update={"state": ReplicaState.FAILED, "next_restart_time": None}))
+    if _too_late(observed, now):
+        useless = _delete(observed.group(entry.index, entry.attempt))
+        return _Group(entry=entry.model_copy(update={"state": ReplicaState.FAILED}), actions=(*stale, *useless))
     if entry.next_restart_time is not None and entry.next_restart_time > now:
         return _Group(entry=entry, actions=stale, wake_at=entry.next_restart_time)
     return _growing(job, observed, entry, stale)
+
+
+def _too_late(observed: Observed, now: float) -> bool:
+    """The coordinator left when all members had finished or were dead: who still runs is frozen, or came too late."""
+    pod = observed.coordinator_pod
+    if pod is None or pod.phase != "Succeeded" or pod.exit is None or pod.exit.time is None:
+        return False
+    return now >= pod.exit.time + STRAGGLER_GRACE
 
 
 def _growing(job: Job, observed: Observed, entry: ReplicaStatus, stale: tuple[Delete, ...]) -> _Group:

@@ -57,6 +57,8 @@ END_GRACE = 2.0
 """Seconds between SIGTERM and SIGKILL when the run is over."""
 COORDINATOR_LINGER = 5.0
 """Seconds that the coordinator of a complete run may take to write its record and exit."""
+_MESSAGE_HEAD = 60
+"""Characters of the first line of a message of several lines that people see."""
 COORDINATOR_CRASHES = 5
 """Restarts of the coordinator after which the run is given up: a person is waiting."""
 
@@ -186,9 +188,11 @@ class Session:
 
 
 def in_one_line(message: str) -> str:
-    """Shorten a message with the end of a log in it to its first and last line: programs end with what is wrong."""
+    """Shorten a message with the end of a log in it to how it begins and its last line: there stands what is wrong."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
-    return " … ".join(lines) if len(lines) < 3 else f"{lines[0]} … {lines[-1]}"
+    if len(lines) < 2:
+        return "".join(lines)
+    return f"{lines[0][:_MESSAGE_HEAD]} … {lines[-1]}"
 
 
 def _roles(status: Status | None) -> object:
