@@ -14,7 +14,7 @@ setup: $(READY)
 $(READY): pyproject.toml
 	python3 -m venv $(VENV)
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check uv
-	$(VENV)/bin/uv pip install --quiet --python $(PYTHON) --editable '.[operator,trainer,test]'
+	$(VENV)/bin/uv pip install --quiet --compile-bytecode --python $(PYTHON) --editable '.[operator,trainer,test]'
 	touch $@
 
 demo: setup

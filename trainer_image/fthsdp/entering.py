@@ -29,8 +29,8 @@ def how_to_enter(
 ) -> Entry:
     """Decide for a member at ``step``.
 
-    ``donors`` are the replicas that a shadow still downloads from, ``kept_last`` says that it keeps ``step`` itself as a
-    step not yet replayed.
+    ``donors`` are the replicas that a shadow still downloads from, ``kept_last`` says that it keeps ``step`` itself
+    as a step not yet replayed.
     """
     assert record.outcome is not None
     outcome = record.outcome

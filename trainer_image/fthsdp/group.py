@@ -65,7 +65,7 @@ EXIT_TERMINATED = 143
 """Told to stop, and the coordinator did not let go in time."""
 
 _START_TIMEOUT = 300.0
-"""Seconds that the ranks of a replica wait for each other at the start: scheduling and image pulls differ by minutes."""
+"""Seconds that the ranks of a replica wait for each other at the start: scheduling and image pulls take minutes."""
 _FOR_EVER = timedelta(days=365)
 """torch's timeout of the replica's process group. A pause below minReplicas may last for hours and is no fault."""
 _LEAVE_TIMEOUT = 20.0

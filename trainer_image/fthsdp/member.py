@@ -1,12 +1,13 @@
 """What the leader of a replica knows and promises: a pure state machine.
 
-A leader (rank 0) stands between the coordinator and the ranks of its replica. Events come from three sides: messages of
-the coordinator, notices of the ranks, and the training thread at the seams of a step. Each returns effects for the shell
-to carry out; nothing here does I/O, reads a clock or waits.
+A leader (rank 0) stands between the coordinator and the ranks of its replica. Events come from three sides: messages
+of the coordinator, notices of the ranks, and the training thread at the seams of a step. Each returns effects for the
+shell to carry out; nothing here does I/O, reads a clock or waits.
 
-The one promise that everything rests on is the fence. After ``Break(E)`` is answered, this replica commits nothing in any
-epoch up to E and enters none of them. The answer is given between votes, never during one: a vote that has begun may
-still commit, so the answer waits for its end. In the meantime the ranks cancel their rings, so that the vote does end.
+The one promise that everything rests on is the fence. After ``Break(E)`` is answered, this replica commits nothing in
+any epoch up to E and enters none of them. The answer is given between votes, never during one: a vote that has begun
+may still commit, so the answer waits for its end. In the meantime the ranks cancel their rings, so that the vote does
+end.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """How the ranks of one replica are held together outside the training thread.
 
 The leader's control side hears from the coordinator at any moment, also while the training threads compute or wait.
-What it decides has to reach every rank's rings at once (connect, cancel, a go), and what the rings of any rank notice has
-to reach the leader. This module carries both over one connection per rank; ``fthsdp.member`` decides.
+What it decides has to reach every rank's rings at once (connect, cancel, a go), and what the rings of any rank notice
+has to reach the leader. This module carries both over one connection per rank; ``fthsdp.member`` decides.
 """
 
 from __future__ import annotations

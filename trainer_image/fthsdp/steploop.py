@@ -1,10 +1,10 @@
 """The step protocol as one rank's training thread lives it.
 
-All ranks of a replica run this in lockstep: every decision is taken either by a vote over the replica's own process group
-or by the leader, which shares it. A step goes: gradients are handed over (``Attempt``), the rail's ring reduces them, the
-replica votes, and when it is prepared, the update is applied and the next step begins. When a ring broke, the ranks meet
-in the vote all the same, learn it there, and wait for the coordinator's decision; nothing of the forward and backward
-passes is repeated.
+All ranks of a replica run this in lockstep: every decision is taken either by a vote over the replica's own process
+group or by the leader, which shares it. A step goes: gradients are handed over (``Attempt``), the rail's ring reduces
+them, the replica votes, and when it is prepared, the update is applied and the next step begins. When a ring broke,
+the ranks meet in the vote all the same, learn it there, and wait for the coordinator's decision; nothing of the
+forward and backward passes is repeated.
 
 The same loop carries a shadow: it contributes zeros, keeps what the rings reduce, and replays it once it has the state.
 """

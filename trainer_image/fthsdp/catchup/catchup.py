@@ -90,8 +90,8 @@ class CatchUp:
         return False
 
     def finish(self) -> None:
-        """Replay the newest step as well: from here on the state is whole."""
-        assert self.current
+        """Replay what is kept, the newest step as well: from here on the state is whole."""
+        assert self._loaded
         while self._kept:
             self._replay_next()
 

@@ -1,8 +1,9 @@
 """What a rank keeps ready for the same rank of other replicas, and how they fetch it.
 
-Two things lie on the shelf: stripes of the state, copied at the boundary where a joiner's epoch begins, and the outcome of
-the last step (its reduced gradients), from which a member that missed it rolls forward. A fetch names exactly what it
-wants; it waits until that is there, and is told ``gone`` when it never will be. What travels is a JSON head and raw bytes.
+Two things lie on the shelf: stripes of the state, copied at the boundary where a joiner's epoch begins, and the
+outcome of the last step (its reduced gradients), from which a member that missed it rolls forward. A fetch names
+exactly what it wants; it waits until that is there, and is told ``gone`` when it never will be. What travels is a
+JSON head and raw bytes.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ class Shelf:
             },
         )
         for tensor in outcome.reduced:
-            _send_raw(sock, memoryview(tensor.numpy()).cast("B"))
+            _send_raw(sock, tensor.numpy().data.cast("B"))
 
     def _wait_for_change(self, sock: socket.socket) -> None:
         if not self._changed.wait(_PEER_CHECK) and select.select([sock], [], [], 0)[0]:
@@ -159,8 +160,8 @@ class Fetcher:
     ) -> Json:
         """Fetch a stripe and return its head, waiting for it as long as it takes.
 
-        ``opened`` gets the socket, so that somebody else can end the wait by shutting it down; ``into`` gets the head and
-        returns where the bytes go. Raises ConnectionLost, NotReady, WireError.
+        ``opened`` gets the socket, so that somebody else can end the wait by shutting it down; ``into`` gets the head
+        and returns where the bytes go. Raises ConnectionLost, NotReady, WireError.
         """
         details: Json = {"what": "stripe", "shadow": shadow, "epoch": epoch}
         with open_blocking(address, self.key, job=self.job, purpose=PURPOSE, details=details, timeout=10.0) as sock:
@@ -178,7 +179,7 @@ class Fetcher:
                 raise WireError(f"{address} has buckets of {head.get('sizes')!r} elements, this rank of {list(sizes)}")
             reduced = [torch.empty(n, dtype=torch.float32) for n in sizes]
             for tensor in reduced:
-                self._receive_raw(sock, memoryview(tensor.numpy()).cast("B"))
+                self._receive_raw(sock, tensor.numpy().data.cast("B"))
         try:
             headers = tuple(bytes.fromhex(h) for h in head["headers"])
             return Outcome(

@@ -1,0 +1,244 @@
+"""A training job of real processes: a coordinator and replicas of several ranks, for tests that break it.
+
+No operator here: the tests start, kill and restart processes themselves, and tell the coordinator only what they choose
+to tell it. Every wait is for an event, with a deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fthsdp.coordinator.client import OperatorClient
+from fthsdp.coordinator.messages import Exited, Status
+
+DEADLINE = 120.0
+"""Seconds for anything: two busy cores need some ten seconds to start six ranks."""
+T = TypeVar("T")
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def wait_for(what: str, look: Callable[[], T | None], deadline: float = DEADLINE) -> T:
+    """Look until there is something; fails with ``what``."""
+    end = time.monotonic() + deadline
+    while time.monotonic() < end:
+        found = look()
+        if found:
+            return found
+        time.sleep(0.02)
+    raise AssertionError(f"{what}: not within {deadline:.0f} s")
+
+
+@dataclass
+class Job:
+    """One run in a folder of its own."""
+
+    folder: Path
+    replicas: int = 3
+    ranks: int = 2
+    min_replicas: int = 1
+    arguments: Sequence[str] = ("--steps", "30", "--emulate-compute", "0.1")
+    coordinator_arguments: Sequence[str] = ()
+    script: Sequence[str] = ("-m", "fthsdp.recipes.tiny_llama")
+    port: int = field(default_factory=free_port)
+    coordinator: subprocess.Popen[bytes] | None = None
+    processes: dict[tuple[int, int, int], subprocess.Popen[bytes]] = field(default_factory=dict)
+    """By replica, attempt and rank."""
+
+    @property
+    def record(self) -> Path:
+        """The run record's folder."""
+        return self.folder / "record"
+
+    def start(self) -> Job:
+        """Start the coordinator and all replicas."""
+        self.record.mkdir(parents=True)
+        (self.folder / "key").write_text("0123456789abcdef" * 4)
+        self.start_coordinator()
+        for replica in range(self.replicas):
+            self.start_replica(replica)
+        return self
+
+    def start_coordinator(self) -> None:
+        """Start the coordinator, or start it again."""
+        command = [sys.executable, "-m", "fthsdp.coordinator", "--job", "test", "--port", str(self.port)]
+        command += ["--replicas", str(self.replicas), "--min-replicas", str(self.min_replicas)]
+        command += ["--key-file", str(self.folder / "key"), "--store", f"file:{self.folder / 'epochs.json'}"]
+        command += ["--record-dir", str(self.record), *self.coordinator_arguments]
+        self.coordinator = self._spawn("coordinator", command, {})
+
+    def start_replica(self, replica: int, attempt: int = 0) -> None:
+        """Start all ranks of a replica."""
+        port = free_port()
+        for rank in range(self.ranks):
+            environment = {
+                "FTHSDP_JOB": "test",
+                "FTHSDP_REPLICA": str(replica),
+                "FTHSDP_ATTEMPT": str(attempt),
+                "FTHSDP_POD_INDEX": str(rank),
+                "FTHSDP_PODS_PER_REPLICA": str(self.ranks),
+                "FTHSDP_COORDINATOR": f"127.0.0.1:{self.port}",
+                "FTHSDP_JOB_KEY_FILE": str(self.folder / "key"),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+                "OMP_NUM_THREADS": "1",
+            }
+            name = f"r{replica}-a{attempt}-{rank}"
+            self.processes[replica, attempt, rank] = self._spawn(
+                name, [sys.executable, *self.script, *self.arguments], environment
+            )
+
+    def _spawn(self, name: str, command: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
+        with (self.folder / f"{name}.log").open("ab") as log:
+            return subprocess.Popen(
+                command, env={**os.environ, **environment}, stdout=log, stderr=log, stdin=subprocess.DEVNULL
+            )
+
+    # --- breaking it
+
+    def signal(self, replica: int, number: signal.Signals, *, attempt: int = 0, rank: int | None = None) -> None:
+        """Send a signal to one rank of a replica, or to all of them."""
+        for (r, a, w), process in self.processes.items():
+            if (r, a) == (replica, attempt) and rank in (None, w):
+                process.send_signal(number)
+
+    def kill(self, replica: int, *, attempt: int = 0, rank: int | None = None) -> None:
+        """SIGKILL one rank of a replica, or all of them."""
+        self.signal(replica, signal.SIGKILL, attempt=attempt, rank=rank)
+
+    def kill_coordinator(self) -> None:
+        """SIGKILL the coordinator."""
+        assert self.coordinator is not None
+        self.coordinator.kill()
+        self.coordinator.wait()
+
+    def tell_exited(self, replica: int, attempt: int = 0) -> None:
+        """Tell the coordinator that a replica's attempt is gone, as an operator does."""
+        message = Exited(replica=replica, attempt=attempt, reason="killed by the test", detected=time.time())
+        asyncio.run(self._with_client(lambda client: client.exited(message)))
+
+    def status(self) -> Status:
+        """Ask the coordinator."""
+        found: Status = asyncio.run(self._with_client(lambda client: client.status()))
+        return found
+
+    async def _with_client(self, ask: Callable[[OperatorClient], Any]) -> Any:
+        key = (self.folder / "key").read_bytes()
+        client = OperatorClient(address=f"127.0.0.1:{self.port}", key=key, job="test")
+        try:
+            return await ask(client)
+        finally:
+            await client.close()
+
+    # --- watching it
+
+    def steps(self) -> list[dict[str, Any]]:
+        """Return the step records so far."""
+        try:
+            lines = (self.record / "steps.jsonl").read_text().splitlines()
+        except FileNotFoundError:
+            return []
+        records = []
+        for line in lines:
+            with contextlib.suppress(json.JSONDecodeError):  # the last line may be half written
+                records.append(json.loads(line))
+        return records
+
+    def wait_for_step(self, step: int, *, replica: int | None = None) -> None:
+        """Wait until this step is final somewhere (or at a replica)."""
+        wait_for(
+            f"step {step} of replica {replica}",
+            lambda: (
+                self._check_alive() and any(s["step"] >= step and replica in (None, s["replica"]) for s in self.steps())
+            ),
+        )
+
+    def wait_for_active(self, replica: int, attempt: int) -> None:
+        """Wait until an attempt of a replica has contributed to a final step."""
+        wait_for(
+            f"replica {replica} attempt {attempt} active",
+            lambda: (
+                self._check_alive()
+                and any(
+                    (s["replica"], s["attempt"]) == (replica, attempt) and replica in s["contributors"]
+                    for s in self.steps()
+                )
+            ),
+        )
+
+    def _check_alive(self) -> bool:
+        assert any(p.poll() is None for p in self.processes.values()), "all processes have ended\n" + self.logs()
+        return True
+
+    def finish(self) -> dict[str, Any]:
+        """Wait until everything has ended by itself, and return the report."""
+        assert self.coordinator is not None
+        wait_for("the end of the run", lambda: self._ended() and self._check_ended())
+        assert self.coordinator.returncode == 0, self.logs()
+        report: dict[str, Any] = json.loads((self.record / "report.json").read_text())
+        return report
+
+    def _ended(self) -> bool:
+        assert self.coordinator is not None
+        return self.coordinator.poll() is not None or all(p.poll() is not None for p in self.processes.values())
+
+    def _check_ended(self) -> bool:
+        assert self.coordinator is not None
+        codes = {name: process.poll() for name, process in self.processes.items()}
+        assert 0 in codes.values(), f"exit codes {codes}\n{self.logs()}"
+        return self.coordinator.poll() is not None
+
+    def exit_code(self, replica: int, *, attempt: int = 0, rank: int = 0) -> int:
+        """Wait until a process has ended and return its exit code."""
+        return self.processes[replica, attempt, rank].wait(DEADLINE)
+
+    def log(self, name: str) -> str:
+        """Return what one process wrote."""
+        return (self.folder / f"{name}.log").read_text(errors="replace")
+
+    def logs(self) -> str:
+        """Return the ends of all logs."""
+        return "\n".join(
+            f"--- {p.name}\n{p.read_text(errors='replace')[-3000:]}" for p in sorted(self.folder.glob("*.log"))
+        )
+
+    def stop(self) -> None:
+        """Kill what still runs."""
+        for process in [*self.processes.values(), *([self.coordinator] if self.coordinator else [])]:
+            process.kill()
+            process.wait()
+
+
+def assert_sound(report: dict[str, Any], *, steps: int) -> None:
+    """What must hold after every run, whatever happened in it."""
+    assert report["steps_final"] == steps
+    assert report["samples"]["duplicated"] == 0
+    assert report["samples"]["missing"] == 0
+    assert report["digests"]["compared"] > 0
+    assert report["digests"]["mismatched"] == 0
+
+
+@contextlib.contextmanager
+def running(job: Job) -> Iterator[Job]:
+    """Run a job, and leave nothing of it behind."""
+    try:
+        yield job.start()
+    finally:
+        job.stop()

@@ -1,0 +1,102 @@
+"""What happens to a training job of real processes when one of them dies, freezes or leaves."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.local.training.job import Job, assert_sound, running
+
+pytestmark = pytest.mark.local
+
+
+def test_a_run_without_failures(tmp_path: Path) -> None:
+    with running(Job(tmp_path, arguments=("--steps", "6", "--emulate-compute", "0.02"))) as job:
+        report = job.finish()
+        assert_sound(report, steps=6)
+        assert report["failures"] == []
+        assert report["outcome"] == "complete"
+        assert [job.exit_code(r, rank=w) for r in range(3) for w in range(2)] == [0] * 6
+
+
+def test_survivors_finish_the_step_and_the_killed_replica_comes_back(tmp_path: Path) -> None:
+    with running(Job(tmp_path, arguments=("--steps", "120", "--emulate-compute", "0.15"))) as job:
+        job.wait_for_step(5)
+        job.kill(2)
+        job.start_replica(2, attempt=1)
+        job.wait_for_active(2, attempt=1)
+        report = job.finish()
+        assert_sound(report, steps=120)
+        assert [(f["replica"], f["attempt"]) for f in report["failures"]] == [(2, 0)]
+        assert [(j["replica"], j["attempt"]) for j in report["joins"]] == [(2, 1)]
+        survivors = [s for s in job.steps() if s["replica"] == 0]
+        assert [s["step"] for s in survivors] == list(range(1, 121))
+
+
+def test_a_dead_rank_that_is_not_the_leader_takes_its_replica_out(tmp_path: Path) -> None:
+    with running(Job(tmp_path, arguments=("--steps", "40", "--emulate-compute", "0.1"))) as job:
+        job.wait_for_step(5)
+        job.kill(1, rank=1)
+        assert job.exit_code(1, rank=0) != 0
+        report = job.finish()
+        assert_sound(report, steps=40)
+        assert [f["replica"] for f in report["failures"]] == [1]
+
+
+def test_a_frozen_replica_is_taken_out_and_refused_when_it_thaws(tmp_path: Path) -> None:
+    with running(Job(tmp_path, arguments=("--steps", "60", "--emulate-compute", "0.15"))) as job:
+        job.wait_for_step(5)
+        before = max(s["step"] for s in job.steps())
+        job.signal(2, signal.SIGSTOP)
+        job.wait_for_step(before + 5)
+        job.signal(2, signal.SIGCONT)
+        assert job.exit_code(2) == 77
+        report = job.finish()
+        assert_sound(report, steps=60)
+        assert [f["replica"] for f in report["failures"]] == [2]
+
+
+def test_a_replica_that_is_told_to_stop_leaves_at_a_boundary(tmp_path: Path) -> None:
+    with running(Job(tmp_path, arguments=("--steps", "40", "--emulate-compute", "0.1"))) as job:
+        job.wait_for_step(5)
+        job.signal(2, signal.SIGTERM, rank=1)
+        assert [job.exit_code(2, rank=w) for w in range(2)] == [0, 0]
+        report = job.finish()
+        assert_sound(report, steps=40)
+        assert report["failures"] == []
+        assert all(s["outcome"] == "normal" for s in job.steps())
+
+
+def test_training_goes_on_without_the_coordinator_and_changes_wait_for_it(tmp_path: Path) -> None:
+    with running(Job(tmp_path, arguments=("--steps", "120", "--emulate-compute", "0.15"))) as job:
+        job.wait_for_step(5)
+        job.kill_coordinator()
+        job.start_coordinator()
+        job.wait_for_step(10)
+        job.kill(0)
+        job.start_replica(0, attempt=1)
+        job.wait_for_active(0, attempt=1)
+        report = job.finish()
+        assert_sound(report, steps=120)
+
+
+def test_below_min_replicas_the_job_pauses_and_goes_on_where_it_was(tmp_path: Path) -> None:
+    arguments = ("--steps", "40", "--emulate-compute", "0.1")
+    with running(Job(tmp_path, replicas=2, min_replicas=2, arguments=arguments)) as job:
+        job.wait_for_step(5)
+        job.kill(1)
+        job.start_replica(1, attempt=1)
+        job.wait_for_active(1, attempt=1)
+        report = job.finish()
+        assert_sound(report, steps=40)
+        assert {len(s["contributors"]) for s in job.steps()} <= {1, 2}
+
+
+def test_one_replica_of_one_rank_is_a_job_too(tmp_path: Path) -> None:
+    arguments = ("--steps", "5", "--emulate-compute", "0.01")
+    with running(Job(tmp_path, replicas=1, ranks=1, arguments=arguments)) as job:
+        report = job.finish()
+        assert report["steps_final"] == 5
+        assert report["samples"]["missing"] == 0
