@@ -168,5 +168,6 @@ def _settings() -> kopf.OperatorSettings:
     settings = kopf.OperatorSettings()
     # The server sends no other pods: without this, every pod of the cluster would pass through here.
     settings.watching.label_selectors["v1", "pods"] = JOB_LABEL
+    settings.scanning.disabled = True  # what is watched is known; watching definitions and namespaces would take rights
     settings.posting.enabled = False  # events are recorded by the executor, after the status was written
     return settings
