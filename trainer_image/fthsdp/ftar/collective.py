@@ -12,7 +12,7 @@ import torch
 
 from fthsdp.errors import FthsdpError, RingBroken, WireError
 from fthsdp.ftar.frames import LARGEST_PAYLOAD, Header, Kind
-from fthsdp.ftar.reduce import AddingSink, DirectSink, Scratch, Sink, byte_view
+from fthsdp.ftar.reduce import AddingSink, DirectSink, Scratch, Sink, bytes_of, elements_of
 from fthsdp.ftar.schedule import chunk_elements, make_schedule
 
 __all__ = ["AllGather", "AllReduce", "Collective", "Work"]
@@ -93,19 +93,19 @@ class AllReduce:
     ) -> None:
         self.work: Work[None] = Work()
         self._epoch, self._step, self._bucket = epoch, step, bucket
-        self._source, self._out = source.detach(), out.detach()
+        self._source, self._out = elements_of(source), elements_of(out)
         self._limit = chunk_bytes // _ITEM
 
     def begin(self, members: int, index: int) -> None:
         """Make the schedule."""
-        numel = self._source.numel()
+        numel = self._source.size
         chunk = chunk_elements(members, numel, limit=self._limit)
         self._schedule = make_schedule(members, index, numel, chunk=chunk)
         self.num_sends, self.num_receives = len(self._schedule.sends), len(self._schedule.receives)
-        self._source_bytes, self._out_bytes = byte_view(self._source), byte_view(self._out)
+        self._source_bytes, self._out_bytes = bytes_of(self._source), bytes_of(self._out)
         self._scratch: Scratch | None = None
         if members == 1:
-            self._out.copy_(self._source)
+            self._out[:] = self._source
 
     def use(self, scratch: Scratch) -> None:
         """Receive what is to be added into this memory."""

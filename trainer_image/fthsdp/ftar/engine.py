@@ -135,13 +135,15 @@ class Engine:
     def activate(self, epoch: int) -> None:
         """Use the ring of ``epoch`` for what is submitted from now on, and leave those of lower epochs.
 
-        It need not be connected yet. Raises RingBroken when it was cancelled, NotReady when ``connect`` was not called.
+        It need not be connected yet. When it was cancelled meanwhile, what is submitted fails with RingBroken. Raises
+        NotReady when ``connect`` was not called.
         """
         with self._lock:
-            self._refuse_gone(epoch)
-            if epoch not in self._lines:
+            if self._closing:
+                raise NotReady("this engine is closed")
+            if epoch > self._cancelled and epoch not in self._lines:
                 raise NotReady(f"epoch {epoch} cannot begin before it was connected")
-            self._active = epoch
+            self._active = max(self._active, epoch)
             self._lines = {number: line for number, line in self._lines.items() if number >= epoch}
             self._request(partial(self._leave_before, epoch))
 

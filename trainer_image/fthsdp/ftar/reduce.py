@@ -1,4 +1,7 @@
-"""How received chunks become part of a tensor: in host memory, with torch's kernels, without copies.
+"""How received chunks become part of a tensor: in host memory, without copies.
+
+Added is with numpy's kernels, which stay in the calling thread. torch's would start a team of threads for the progress
+thread and take the cores from the training thread just when that one computes.
 
 Bytes of an all-gather are received straight into the result. Bytes that are to be added are received into a small
 scratch buffer and added from there piece by piece, while they are still in the processor's cache.
@@ -8,13 +11,18 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-__all__ = ["AddingSink", "DirectSink", "Scratch", "Sink", "byte_view", "check_pair"]
+__all__ = ["AddingSink", "DirectSink", "Elements", "Scratch", "Sink", "bytes_of", "check_pair", "elements_of"]
 
 PIECE_BYTES = 512 << 10
 """Bytes that are received before they are added. Fits the second-level cache together with what it is added to."""
 _ITEM = 4
+
+
+Elements = npt.NDArray[np.float32]
 
 
 class Sink(Protocol):
@@ -27,11 +35,15 @@ class Sink(Protocol):
         """``count`` bytes have been put at the start of the room."""
 
 
-def byte_view(tensor: torch.Tensor) -> memoryview:
-    """Return the bytes of a contiguous tensor in host memory; nothing is copied."""
-    if not tensor.numel():
-        return memoryview(bytearray())
-    return tensor.detach().numpy().data.cast("B")
+def elements_of(tensor: torch.Tensor) -> Elements:
+    """Return the elements of a tensor in host memory; nothing is copied."""
+    elements: Elements = tensor.detach().numpy()
+    return elements
+
+
+def bytes_of(elements: Elements) -> memoryview:
+    """Return the bytes of contiguous elements; nothing is copied."""
+    return elements.data.cast("B") if elements.size else memoryview(bytearray())
 
 
 def check_pair(source: torch.Tensor, out: torch.Tensor) -> None:
@@ -54,8 +66,8 @@ class Scratch:
     """Memory for bytes that are about to be added; one per ring, since a ring receives one frame at a time."""
 
     def __init__(self) -> None:
-        self.elements = torch.empty(PIECE_BYTES // _ITEM, dtype=torch.float32)
-        self.bytes = byte_view(self.elements)
+        self.elements = np.empty(PIECE_BYTES // _ITEM, dtype=np.float32)
+        self.bytes = bytes_of(self.elements)
 
 
 class DirectSink:
@@ -80,7 +92,7 @@ class AddingSink:
 
     __slots__ = ("_out", "_scratch", "_source", "_start", "_stop", "_waiting")
 
-    def __init__(self, scratch: Scratch, source: torch.Tensor, out: torch.Tensor, start: int, stop: int) -> None:
+    def __init__(self, scratch: Scratch, source: Elements, out: Elements, start: int, stop: int) -> None:
         self._scratch = scratch
         self._source = source
         self._out = out
@@ -99,5 +111,9 @@ class AddingSink:
         piece = min(PIECE_BYTES // _ITEM, self._stop - self._start)
         if self._waiting == piece * _ITEM:
             end = self._start + piece
-            torch.add(self._source[self._start : end], self._scratch.elements[:piece], out=self._out[self._start : end])
+            # Infinities and NaNs travel like any number; whether they may occur is not for a sum to say.
+            with np.errstate(all="ignore"):
+                np.add(
+                    self._source[self._start : end], self._scratch.elements[:piece], out=self._out[self._start : end]
+                )
             self._start, self._waiting = end, 0
