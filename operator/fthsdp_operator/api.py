@@ -429,6 +429,8 @@ class ReplicaStatus(_Status):
     """Those within the window of failurePolicy.perReplica."""
     next_restart_time: Time | None = None
     """When its pods are created again, while it is in Backoff."""
+    first_exit_time: Time | None = None
+    """When it was first seen that a pod of it had exited with 0, while others still ran."""
     last_failure: Failure | None = None
     """Why it failed last."""
 

@@ -136,6 +136,8 @@ def _operator(chosen: argparse.Namespace) -> int:
         format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
         stream=sys.stderr,
     )
+    if not chosen.verbose:  # kopf says of each event that it was handled
+        logging.getLogger("kopf.objects").setLevel(logging.WARNING)
     asyncio.run(
         handlers.run(
             access=Access(kubeconfig=kubeconfig),

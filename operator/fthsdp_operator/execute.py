@@ -7,6 +7,7 @@ after a status write that failed: then somebody else has changed the job, and th
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import secrets
 from collections.abc import Iterable, Mapping
@@ -22,6 +23,8 @@ from fthsdp_operator.observe import Observed, observe
 from fthsdp_operator.plan import Action, Create, Delete, Event, Plan, plan, refuse
 
 __all__ = ["IN_FLIGHT", "reconcile"]
+
+log = logging.getLogger(__name__)
 
 IN_FLIGHT = 50
 """Calls of one kind at a time: beyond that, an API server only queues them."""
@@ -95,6 +98,7 @@ async def _act(cluster: Cluster, job: Job, todo: Plan, now: float) -> None:
         raise
     finally:
         for event in todo.events:
+            log.info("%s/%s: %s: %s", job.namespace, job.name, event.reason, event.message)
             await cluster.record_event(job, event, now)
 
 

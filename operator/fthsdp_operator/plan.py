@@ -235,7 +235,7 @@ def _group(job: Job, observed: Observed, entry: ReplicaStatus, now: float, *, ov
         return _Group(entry=entry.model_copy(update={"state": ReplicaState.FAILED}), actions=(*stale, *useless))
     if entry.next_restart_time is not None and entry.next_restart_time > now:
         return _Group(entry=entry, actions=stale, wake_at=entry.next_restart_time)
-    return _growing(job, observed, entry, stale)
+    return _growing(job, observed, entry, stale, now)
 
 
 def _too_late(observed: Observed, now: float) -> bool:
@@ -246,12 +246,14 @@ def _too_late(observed: Observed, now: float) -> bool:
     return now >= pod.exit.time + STRAGGLER_GRACE
 
 
-def _growing(job: Job, observed: Observed, entry: ReplicaStatus, stale: tuple[Delete, ...]) -> _Group:
+def _growing(job: Job, observed: Observed, entry: ReplicaStatus, stale: tuple[Delete, ...], now: float) -> _Group:
     """A replica that nothing is wrong with: create what is missing, or see how far it got."""
     there = {pod.index for pod in observed.group(entry.index, entry.attempt)}
     missing = [index for index in range(job.spec.pods_per_replica) if index not in there]
     state = ReplicaState.PENDING if missing else _progress(observed, entry)
-    after = entry.model_copy(update={"state": state, "next_restart_time": None})
+    exited = any(pod.phase == "Succeeded" for pod in observed.group(entry.index, entry.attempt))
+    first_exit = (entry.first_exit_time or now) if exited else None
+    after = entry.model_copy(update={"state": state, "next_restart_time": None, "first_exit_time": first_exit})
     creates = tuple(
         Create(manifest=render.training_pod(job, replica=entry.index, attempt=entry.attempt, index=index))
         for index in missing
@@ -289,7 +291,7 @@ def _failed(job: Job, observed: Observed, entry: ReplicaStatus, failure: Failure
         return _Group(entry=noted.model_copy(update={"state": ReplicaState.FAILED}), give_up=verdict)
     after = _next_attempt(job, noted, verdict.restart_at, now)
     dead = _delete(pod for pod in observed.trainers if pod.replica == entry.index)
-    creates = _growing(job, observed, after, ()).actions if after.state is ReplicaState.PENDING else ()
+    creates = _growing(job, observed, after, (), now).actions if after.state is ReplicaState.PENDING else ()
     return _Group(
         entry=after,
         actions=(told, *dead, *creates),
@@ -308,6 +310,7 @@ def _next_attempt(job: Job, entry: ReplicaStatus, restart_at: float, now: float)
             "restarts": entry.restarts + 1,
             "recent_restarts": (*policy.recent(entry.recent_restarts, window, now), now),
             "next_restart_time": restart_at if waits else None,
+            "first_exit_time": None,
         }
     )
 

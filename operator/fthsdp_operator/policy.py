@@ -42,7 +42,7 @@ def failure_of(job: Job, observed: Observed, entry: ReplicaStatus, now: float, *
     that went first is named: the others usually fall because of it.
     """
     pods = observed.group(entry.index, entry.attempt)
-    failed = [pod for pod in pods if pod.deleted is not None or pod.phase == "Failed" or _left_alone(pod, pods, now)]
+    failed = [pod for pod in pods if pod.deleted is not None or pod.phase == "Failed" or _left_alone(pod, entry, now)]
     missing = _missing(job, entry, pods) if complete else []
     causes = [_failure(pod, now) for pod in failed] + [_gone(name, observed, now) for name in missing]
     return min(causes, key=lambda cause: cause[0], default=(_Order(), None))[1]
@@ -56,11 +56,10 @@ class _Order:
     name: str = ""
 
 
-def _left_alone(pod: PodView, group: Sequence[PodView], now: float) -> bool:
-    if pod.phase != "Succeeded" or all(other.phase == "Succeeded" for other in group):
-        return False
-    ended = pod.exit.time if pod.exit and pod.exit.time is not None else now
-    return now - ended >= EARLY_EXIT_GRACE
+def _left_alone(pod: PodView, entry: ReplicaStatus, now: float) -> bool:
+    """By our own clock: that of the pod's node may be minutes off."""
+    since = entry.first_exit_time
+    return pod.phase == "Succeeded" and since is not None and now - since >= EARLY_EXIT_GRACE
 
 
 def _missing(job: Job, entry: ReplicaStatus, pods: Sequence[PodView]) -> list[str]:

@@ -55,9 +55,9 @@ SAME_SENTENCE = [
     (container(env=[{"name": "MASTER_ADDR", "value": "x"}]), "env names that start with FTHSDP_ or PET_"),
     (
         changed(lambda job: job["metadata"].update(name="a" * 41)),
-        "metadata.name has to be at most 40 lower-case letters",
+        "metadata.name has to be at most 40 lower-case",
     ),
-    (changed(lambda job: job["metadata"].update(name="1a")), "metadata.name has to be at most 40 lower-case letters"),
+    (changed(lambda job: job["metadata"].update(name="1a")), "metadata.name has to be at most 40 lower-case"),
 ]
 SAME_FIELD = [
     (spec(replicas=0), "spec.replicas"),

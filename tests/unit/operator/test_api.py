@@ -23,6 +23,10 @@ def template(**fields: Any) -> Change:
     return lambda job: job["spec"]["template"]["spec"].update(fields)
 
 
+def metadata(value: object) -> Change:
+    return lambda job: job["spec"]["template"].update(metadata=value)
+
+
 def container(**fields: Any) -> Change:
     return lambda job: job["spec"]["template"]["spec"]["containers"][0].update(fields)
 
@@ -50,15 +54,12 @@ BAD: list[tuple[Change, str]] = [
     (spec(failurePolicy={"backoff": {"maxSeconds": 1}}), "spec.failurePolicy.backoff.maxSeconds is below"),
     (
         spec(failurePolicy={"perReplica": {"n": 1}}),
-        "spec.failurePolicy.perReplica.n is not a field of FTHSDPJob: known",
+        "spec.failurePolicy.perReplica.n is not a field of FTHSDPJob",
     ),
     (spec(template=[]), "spec.template is []: it has to be a mapping"),
     (spec(template={}), "spec.template.spec is missing: it has to hold the pod's containers"),
-    (
-        spec(template={"metadata": [], "spec": {"containers": [{"name": "a"}]}}),
-        "spec.template.metadata is []: it has to",
-    ),
-    (spec(template={"metadata": {"labels": "x"}, "spec": {"containers": [{"name": "a"}]}}), "metadata.labels is 'x'"),
+    (metadata([]), "spec.template.metadata is []: it has to be a mapping"),
+    (metadata({"labels": "x"}), "spec.template.metadata.labels is 'x': it has to be a mapping of names to values"),
     (template(containers=[]), "spec.template.spec.containers is missing or empty: name one container"),
     (template(containers=["x"]), "spec.template.spec.containers[0] is 'x': it has to be a mapping"),
     (template(restartPolicy="Always"), "spec.template.spec.restartPolicy has to be Never or left out"),

@@ -11,9 +11,8 @@ from tests.unit.operator.world import Killed, World, manifest
 from fthsdp_operator.api import JobState, ReplicaState
 
 LIMIT = 3
-FAULT = st.tuples(
-    st.sampled_from(["exit", "delete", "vanish", "evict", "kill operator", "wait", "coordinator"]), st.integers(0, 99)
-)
+KINDS = ["exit", "delete", "vanish", "evict", "kill operator", "wait", "coordinator"]
+FAULT = st.tuples(st.sampled_from(KINDS), st.integers(0, 99))
 
 
 def healthy(world: World) -> dict[str, str]:
@@ -63,7 +62,7 @@ async def recover(world: World) -> None:
     world.kill_at = None
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(FAULT, max_size=12))
 def test_random_faults(faults: list[tuple[str, int]]) -> None:
     async def story() -> None:

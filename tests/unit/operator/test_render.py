@@ -48,16 +48,15 @@ def test_our_environment_comes_first_so_that_the_users_can_refer_to_it() -> None
 
 
 def test_every_container_gets_environment_and_key() -> None:
-    extra = {"name": "side", "image": "y", "volumeMounts": [{"name": "data", "mountPath": "/data"}]}
-    made = pod(template=template(initContainers=[{"name": "first", "image": "z"}], volumes=[{"name": "data"}]) | {})
-    made_with_side = pod(template={"spec": {"containers": [{"name": "train", "image": "x"}, extra]}})
-    for container in (*made["spec"]["containers"], *made["spec"]["initContainers"]):
-        assert container["env"][0]["name"] == "FTHSDP_JOB"
-        assert container["volumeMounts"][-1] == {"name": "fthsdp-key", "mountPath": "/var/run/fthsdp", "readOnly": True}
-    assert [mount["name"] for mount in made_with_side["spec"]["containers"][1]["volumeMounts"]] == [
-        "data",
-        "fthsdp-key",
-    ]
+    data = {"name": "data", "mountPath": "/data"}
+    side = {"name": "side", "image": "y", "volumeMounts": [data]}
+    first = {"name": "first", "image": "z"}
+    made = pod(template=template(containers=[first | {"name": "train"}, side], initContainers=[first], volumes=[data]))
+    key = {"name": "fthsdp-key", "mountPath": "/var/run/fthsdp", "readOnly": True}
+    (train, beside), (before,) = made["spec"]["containers"], made["spec"]["initContainers"]
+    assert {it["env"][0]["name"] for it in (train, beside, before)} == {"FTHSDP_JOB"}
+    assert train["volumeMounts"] == before["volumeMounts"] == [key]
+    assert beside["volumeMounts"] == [data, key]
     assert [volume["name"] for volume in made["spec"]["volumes"]] == ["data", "fthsdp-key"]
 
 

@@ -26,6 +26,10 @@ class Watched(World):
         self.conflicts = 0
         self.looked = asyncio.Event()
 
+    def _write(self, what: str) -> None:
+        super()._write(what)
+        self.looked.set()
+
     async def get_job(self, namespace: str, name: str) -> Manifest | None:
         assert (namespace, name) == (NAMESPACE, NAME)
         self.looks += 1
