@@ -234,6 +234,15 @@ def test_lingering_for_a_neighbour_that_never_comes_ends_with_the_linger(make_ri
             work.wait(0)
 
 
+def test_lingering_does_not_wait_for_an_epoch_that_is_still_connecting(make_ring: Any) -> None:
+    with make_ring(2) as ring:
+        line = [ring[0].place, ring[1].place]
+        ring[0].engine.connect(2, line)
+        began = time.monotonic()
+        ring[0].close(linger=20)
+        assert time.monotonic() - began < 10.0
+
+
 def test_an_idle_ring_is_kept_alive_past_the_silence_timeout(make_ring: Any, quick: FtarSettings) -> None:
     with make_ring(3, settings=quick) as ring:
         all_sum(ring, step=1)

@@ -527,13 +527,15 @@ class Engine:
             if ring.state is RingState.CONNECTED and ring.idle and now < self._close_by:
                 self._leave(ring, self._close_by)
                 self._pump(ring, now)
-            if ring.state is RingState.CLOSED or (ring.state is RingState.LEAVING and not self._has_open(ring)):
+            if self._is_over(ring):
                 self._close_ring(ring, RingBroken("this engine is closed"))
         self._stopped = not self._rings or now >= self._close_by
         return self._stopped
 
-    def _has_open(self, ring: Ring) -> bool:
-        return any(owner is ring for owner in self._owners.values())
+    def _is_over(self, ring: Ring) -> bool:
+        if ring.state is RingState.LEAVING:
+            return all(owner is not ring for owner in self._owners.values())
+        return ring.state is RingState.CLOSED or (ring.state is RingState.CONNECTING and ring.idle)
 
     def _fail_all(self, error: RingBroken) -> None:
         for ring in list(self._rings.values()):
