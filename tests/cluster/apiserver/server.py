@@ -44,7 +44,7 @@ class ApiServer:
 
     def kubectl(self, *arguments: str, stdin: str | None = None, fails: bool = False) -> str:
         """Run kubectl; returns what it printed, standard error as well when it is to fail."""
-        command = [programs() / "kubectl", "--kubeconfig", self.kubeconfig, *arguments]
+        command = [str(programs() / "kubectl"), "--kubeconfig", str(self.kubeconfig), *arguments]
         done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60)
         assert (done.returncode != 0) is fails, f"{arguments}: {done.stdout}{done.stderr}"
         return done.stderr if fails else done.stdout
@@ -123,7 +123,7 @@ def _log(folder: Path, program: str) -> Path:
 
 
 def _ready(server: ApiServer) -> bool:
-    command = [programs() / "kubectl", "--kubeconfig", server.kubeconfig, "get", "--raw", "/readyz"]
+    command = [str(programs() / "kubectl"), "--kubeconfig", str(server.kubeconfig), "get", "--raw", "/readyz"]
     return subprocess.run(command, capture_output=True, timeout=60).returncode == 0
 
 

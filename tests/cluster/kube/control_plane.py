@@ -19,7 +19,7 @@ _READY_TIMEOUT = 120.0
 _COREFILE = """\
 .:53 {{
   bind {address}
-  kubernetes cluster.local {{
+  kubernetes cluster.local in-addr.arpa {{
     kubeconfig {kubeconfig}
   }}
   cache 2

@@ -92,15 +92,14 @@ class MachineCluster:
 def machine_cluster() -> Iterator[MachineCluster]:
     """Bring a cluster up and take it down at the end; one that a person keeps up is used and left as it is."""
     layout = Layout.of_this_machine()
-    with _locked(layout):
+    with _locked(layout), _terminated_as_interrupted():
         if layout.kept.exists():
             yield MachineCluster(layout=layout)
             return
-        with _terminated_as_interrupted():
-            try:
-                yield _start(layout)
-            finally:
-                tear_down(layout)
+        try:
+            yield _start(layout)
+        finally:
+            tear_down(layout)
 
 
 def bring_up() -> MachineCluster:
