@@ -71,7 +71,7 @@ async def _look(cluster: Cluster, job: Job, last_words: Iterable[Mapping[str, An
         job,
         pods,
         last_words=last_words,
-        support=[key for key, there in zip(wanted, found, strict=True) if there is not None],
+        support=[there for there in found if there is not None],
         coordinator=status,
         fresh_key=secrets.token_hex(32),
         coordinator_image=cluster.coordinator_image,

@@ -100,10 +100,8 @@ async def run(
     namespaces: Sequence[str],
     coordinator_image: str,
     health_port: int | None = None,
-    stop: asyncio.Event | None = None,
-    ready: asyncio.Event | None = None,
 ) -> None:
-    """Run the operator until a signal comes or ``stop`` is set; no namespaces: all of them. Raises ConfigError."""
+    """Run the operator until a signal comes; no namespaces: all of them. Raises ConfigError before it has begun."""
     cluster = await KubernetesCluster.connect(access, coordinator_image=coordinator_image)
     try:
         await cluster.check()
@@ -117,8 +115,6 @@ async def run(
                 clusterwide=not namespaces,
                 namespaces=namespaces,
                 liveness_endpoint=None if health_port is None else f"http://0.0.0.0:{health_port}/healthz",
-                stop_flag=stop,
-                ready_flag=ready,
             )
         finally:
             for worker in workers:

@@ -86,6 +86,9 @@ class Observed:
     """Pods of this job: not those of an earlier job of the same name."""
     support: frozenset[tuple[str, str]] = frozenset()
     """Kind and name of the other objects of the job that exist."""
+    foreign: frozenset[tuple[str, str]] = frozenset()
+    """Those whose names are taken by objects that are not the job's: an earlier job's that are on their way out, or a
+    user's."""
     coordinator: Status | None = None
     """What the coordinator says; None when it did not answer."""
     last_words: Mapping[str, PodView]
@@ -124,20 +127,27 @@ def observe(
     pods: Iterable[Manifest],
     *,
     last_words: Iterable[Manifest] = (),
-    support: Iterable[tuple[str, str]] = (),
+    support: Iterable[Manifest] = (),
     coordinator: Status | None = None,
     fresh_key: str,
     coordinator_image: str,
 ) -> Observed:
     """Put together what a plan needs; pods that belong to another job of the same name are passed over."""
+    names = {(it["kind"], it["metadata"]["name"]): _owned(job, it) for it in support}
     return Observed(
         pods=_views(job, pods),
         last_words={pod.name: pod for pod in _views(job, last_words)},
-        support=frozenset(support),
+        support=frozenset(names),
+        foreign=frozenset(name for name, ours in names.items() if not ours),
         coordinator=coordinator,
         fresh_key=fresh_key,
         coordinator_image=coordinator_image,
     )
+
+
+def _owned(job: Job, manifest: Manifest) -> bool:
+    owners = manifest["metadata"].get("ownerReferences") or ()
+    return any(owner.get("uid", "") == job.metadata.uid for owner in owners)
 
 
 def _views(job: Job, pods: Iterable[Manifest]) -> tuple[PodView, ...]:

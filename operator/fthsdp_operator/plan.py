@@ -167,7 +167,8 @@ def _in_order(
     for manifest in render.support(job, key=observed.fresh_key):
         if (manifest["kind"], manifest["metadata"]["name"]) not in observed.support:
             yield Create(manifest=manifest)
-    yield from (action for action in actions if isinstance(action, Create))
+    if not observed.foreign:  # else pods would find somebody else's key, or nobody under their names
+        yield from (action for action in actions if isinstance(action, Create))
 
 
 def _unheard(observed: Observed, entries: tuple[ReplicaStatus, ...], told: set[int], now: float) -> Iterator[Tell]:
@@ -318,7 +319,7 @@ def _next_attempt(job: Job, entry: ReplicaStatus, restart_at: float, now: float)
 def _restart_event(entry: ReplicaStatus, failure: Failure, now: float) -> Event:
     wait = (entry.next_restart_time or now) - now
     when = f"in {wait:.0f} s" if wait > 0 else "now"
-    detail = f": {failure.message}" if failure.message else ""
+    detail = f": {policy.last_line(failure)}" if failure.message else ""
     line = failure_line(entry.index, failure)
     return Event(warning=True, reason="ReplicaFailed", message=f"{line}{detail}; attempt {entry.attempt} starts {when}")
 
@@ -461,7 +462,7 @@ def _status(
         step=_step(job, observed),
         loss=_loss(job, observed),
         last_failure=_last_failure(entries),
-        conditions=_conditions(job, entries, state, ready, verdict, now),
+        conditions=_conditions(job, observed, entries, state, ready, verdict, now),
         replica_statuses=entries,
         coordinator=coordinator or before.coordinator,
         start_time=start_time,
@@ -470,12 +471,14 @@ def _status(
 
 
 def _step(job: Job, observed: Observed) -> int:
-    return observed.coordinator.step if observed.coordinator is not None else job.status.step
+    """The newest final step; a coordinator that has just started has seen none yet."""
+    return (observed.coordinator.step if observed.coordinator is not None else 0) or job.status.step
 
 
 def _loss(job: Job, observed: Observed) -> float | None:
     """The newest loss. JSON has no NaN: a run that diverged shows none."""
-    loss = job.status.loss if observed.coordinator is None else observed.coordinator.loss
+    known = observed.coordinator
+    loss = job.status.loss if known is None or not known.step else known.loss
     return loss if loss is not None and math.isfinite(loss) else None
 
 
@@ -498,7 +501,13 @@ def _last_failure(entries: tuple[ReplicaStatus, ...]) -> str | None:
 
 
 def _conditions(
-    job: Job, entries: tuple[ReplicaStatus, ...], state: JobState, ready: int, verdict: tuple[str, str], now: float
+    job: Job,
+    observed: Observed,
+    entries: tuple[ReplicaStatus, ...],
+    state: JobState,
+    ready: int,
+    verdict: tuple[str, str],
+    now: float,
 ) -> tuple[Condition, ...]:
     wanted, least = job.spec.replicas, job.spec.min_replicas
     away = ", ".join(f"replica {e.index} is {e.state}" for e in entries if e.state not in _CALM)
@@ -506,7 +515,7 @@ def _conditions(
     training = f"{ready} of {wanted} replicas train, minReplicas is {least}"
     short = state in (JobState.DEGRADED, JobState.PAUSED)
     rows = (
-        ("Accepted", True, "Valid", ""),
+        ("Accepted", not observed.foreign, *_acceptance(observed)),
         ("Available", enough, "EnoughReplicas" if enough else "TooFewReplicas", training),
         ("Degraded", short, "ReplicasMissing" if short else "NoneMissing", away if short else ""),
         ("Suspended", state is JobState.SUSPENDED, "SuspendIsTrue" if job.spec.suspend else "SuspendIsFalse", ""),
@@ -514,6 +523,13 @@ def _conditions(
         ("Failed", state is JobState.FAILED, *_ending(state, JobState.FAILED, verdict)),
     )
     return tuple(_condition(job, *row, now=now) for row in rows)
+
+
+def _acceptance(observed: Observed) -> tuple[str, str]:
+    if not observed.foreign:
+        return "Valid", ""
+    taken = ", ".join(f"{kind} {name}" for kind, name in sorted(observed.foreign))
+    return "NameTaken", f"{taken}: there already and not of this job; delete it, or give the job another name"
 
 
 _CALM = (ReplicaState.ACTIVE, ReplicaState.FINISHED, ReplicaState.REMOVED)

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from fthsdp_operator.api import Backoff, Failure, FailurePolicy, Job, ReplicaStatus, pod_name
 from fthsdp_operator.observe import Observed, PodView
 
-__all__ = ["EARLY_EXIT_GRACE", "Verdict", "failure_of", "judge", "recent", "wait_before", "with_exit_code"]
+__all__ = ["EARLY_EXIT_GRACE", "Verdict", "failure_of", "judge", "last_line", "recent", "wait_before", "with_exit_code"]
 
 EARLY_EXIT_GRACE = 60.0
 """Seconds for which a pod may have exited with 0 while others of its replica still run. At the end of a run pods finish
 within moments of each other; one that stays alone means that the others wait for it in vain."""
 
+MESSAGE_LIMIT = 1024
+"""Characters of a failure's message that are kept, from its end: there a traceback has the error."""
 CONFIG_ERROR = 2
 """Exit code of a trainer that was given something wrong: no restart can help, as long as the job never trained."""
 
@@ -91,7 +93,7 @@ def _gone(name: str, observed: Observed, now: float) -> tuple[_Order, Failure]:
 
 def _describe(pod: PodView, reason: str, now: float) -> Failure:
     ended = pod.exit
-    words = pod.message or (ended.message.strip() if ended else "")
+    words = pod.message.strip() or (ended.message.strip() if ended else "")
     known = _EXIT_CODES.get(ended.code, "") if ended else ""
     return Failure(
         pod=pod.name,
@@ -99,7 +101,7 @@ def _describe(pod: PodView, reason: str, now: float) -> Failure:
         container=ended.container if ended else None,
         exit_code=ended.code if ended else None,
         reason=reason,
-        message=words or known,
+        message=(words or known)[-MESSAGE_LIMIT:],
         time=now,
     )
 
@@ -126,7 +128,7 @@ def with_exit_code(failure: Failure | None, observed: Observed) -> Failure | Non
             "exit_code": pod.exit.code,
             "container": pod.exit.container,
             "node": failure.node or pod.node,
-            "message": failure.message or pod.exit.message.strip() or _EXIT_CODES.get(pod.exit.code, ""),
+            "message": failure.message or _describe(pod, failure.reason, failure.time).message,
         }
     )
 
@@ -148,7 +150,7 @@ class Verdict:
 def judge(policy: FailurePolicy, entry: ReplicaStatus, failure: Failure, now: float, *, trained: bool) -> Verdict:
     """Decide about a replica that failed; ``trained``: the job has at least one final step."""
     if failure.exit_code == CONFIG_ERROR and failure.reason == "Error" and not trained:
-        return Verdict(give_up="ConfigError", message=f"{_pod(failure)}: {failure.message}")
+        return Verdict(give_up="ConfigError", message=f"{_pod(failure)}: {last_line(failure)}")
     budget = policy.per_replica
     used = recent(entry.recent_restarts, budget.window_seconds, now)
     if len(used) >= budget.limit:
@@ -160,6 +162,11 @@ def judge(policy: FailurePolicy, entry: ReplicaStatus, failure: Failure, now: fl
             ),
         )
     return Verdict(restart_at=now + wait_before(len(used), policy.backoff))
+
+
+def last_line(failure: Failure) -> str:
+    """Return what a failure's message comes down to: a traceback ends with the error."""
+    return failure.message.rpartition("\n")[2].strip()
 
 
 def _pod(failure: Failure) -> str:

@@ -25,7 +25,7 @@ class WorkQueue(Generic[K]):
         self,
         *,
         first_retry: float = 0.1,
-        longest_retry: float = 60.0,
+        longest_retry: float = 15.0,
         clock: Callable[[], float] | None = None,
     ) -> None:
         """``first_retry`` and ``longest_retry``: seconds; ``clock``: the event loop's where unset."""

@@ -381,6 +381,39 @@ def test_a_pod_of_an_earlier_job_of_the_same_name_is_not_ours() -> None:
     asyncio.run(story())
 
 
+def test_a_job_waits_while_its_names_are_taken_by_objects_of_others() -> None:
+    async def story() -> None:
+        earlier = World()
+        await earlier.settle()
+        world = World()
+        taken = earlier.objects["Secret", f"{NAME}-key"]
+        taken["metadata"]["ownerReferences"][0]["uid"] = "another"  # the garbage collector is on its way
+        world.objects["Secret", f"{NAME}-key"] = taken
+        await world.settle()
+        assert world.pods == {}
+        accepted = condition(world, "Accepted")
+        assert (accepted.status, accepted.reason) == ("False", "NameTaken")
+        assert accepted.message.startswith(f"Secret {NAME}-key: there already")
+        world.vanish(f"{NAME}-key", kind="Secret")
+        await world.settle()
+        assert len(world.pods) == 6
+        assert (condition(world, "Accepted").status, world.job.status.coordinator.starts) == ("True", 1)
+
+    asyncio.run(story())
+
+
+def test_a_coordinator_that_has_just_started_takes_nothing_back() -> None:
+    async def story() -> None:
+        world = World()
+        await world.train(step=41)
+        assert world.coordinator is not None
+        world.coordinator = world.coordinator.model_copy(update={"step": 0, "loss": None})
+        await world.settle()
+        assert (world.job.status.step, world.job.status.loss) == (41, 2.5)
+
+    asyncio.run(story())
+
+
 def test_a_job_that_cannot_be_understood_is_refused_and_what_runs_is_not_touched() -> None:
     async def story() -> None:
         world = World()

@@ -307,3 +307,19 @@ def test_states_of_a_replica_on_its_way_back() -> None:
         ]
 
     asyncio.run(story())
+
+
+def test_of_a_traceback_events_show_the_last_line_and_the_status_keeps_the_end() -> None:
+    async def story() -> None:
+        world = World()
+        await world.train()
+        world.exits("r2-a0-0", 1)
+        ended = world.pod("r2-a0-0")["status"]["containerStatuses"][0]["state"]["terminated"]
+        ended["message"] = "Traceback (most recent call last):\n" + "  more\n" * 400 + "ValueError: no\n"
+        await world.settle()
+        (event,) = [event for event in world.events if event.reason == "ReplicaFailed"]
+        assert event.message == "r2 llama-r2-a0-0 Error exit 1: ValueError: no; attempt 1 starts now"
+        assert failure(world).message.endswith("more\nValueError: no")
+        assert len(failure(world).message) == 1024
+
+    asyncio.run(story())
