@@ -22,6 +22,8 @@ from fthsdp.errors import ConfigError
 __all__ = ["ConfigMapStore"]
 
 log = logging.getLogger(__name__)
+# It logs a missing file before it raises the error that is reported anyway.
+logging.getLogger("kubernetes.aio.config").setLevel(logging.ERROR)
 
 EPOCH, REPORT = "epoch.json", "report.json"
 """Keys in the ConfigMap."""
