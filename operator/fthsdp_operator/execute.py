@@ -102,8 +102,10 @@ async def _act(cluster: Cluster, job: Job, todo: Plan, now: float) -> None:
             await cluster.record_event(job, event, now)
 
 
-def _stage(action: Action) -> tuple[type[Action], bool]:
-    return type(action), isinstance(action, Create) and action.manifest["kind"] == "Pod"
+def _stage(action: Action) -> tuple[type[Action], str]:
+    """A binding needs the role that it names, and pods need everything."""
+    kind = action.manifest["kind"] if isinstance(action, Create) else ""
+    return type(action), kind if kind in ("RoleBinding", "Pod") else ""
 
 
 async def _together(cluster: Cluster, job: Job, actions: list[Action]) -> None:

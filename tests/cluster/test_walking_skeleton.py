@@ -52,6 +52,8 @@ class Run:
     report: Object
     job: Object
     """At its end."""
+    events: list[Object]
+    """What Kubernetes and the operator noted about it."""
     nodes: set[str]
     notes: str
     """What helm install said."""
@@ -141,6 +143,7 @@ def train(kubectl: Kubectl, manifest: Object, notes: str) -> Run:
             steps=steps,
             report=json.loads(stored["data"]["report.json"]),
             job=kubectl.get("fthsdp", JOB, *here),
+            events=kubectl.items("events", *here),
             nodes={node["metadata"]["name"] for node in kubectl.items("nodes")},
             notes=notes,
         )
@@ -263,6 +266,10 @@ def test_the_status_names_pod_node_and_exit_code_of_the_failure(run: Run) -> Non
     assert failure["node"] == run.pods_before[VICTIM]["spec"]["nodeName"]
     assert failure["reason"] == "PodDeleted"
     assert isinstance(failure["exitCode"], int)
+
+
+def test_the_operators_calls_succeeded(run: Run) -> None:
+    assert [event["message"] for event in run.events if event["reason"] == "CallFailed"] == []
 
 
 def test_the_job_is_complete(run: Run) -> None:
