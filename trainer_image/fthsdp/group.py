@@ -36,7 +36,7 @@ from torch.utils.data import default_collate
 from fthsdp.attempt import Attempt
 from fthsdp.catchup.shelf import Fetcher, Shelf
 from fthsdp.coordinator.client import LeaderClient
-from fthsdp.coordinator.messages import FromCoordinator, StepRecord
+from fthsdp.coordinator.messages import StepRecord
 from fthsdp.data.sampler import order
 from fthsdp.decisions import Decisions, Over
 from fthsdp.endpoint import Endpoint
@@ -247,36 +247,29 @@ class ReplicaGroup:
 
     def _link_up(self) -> None:
         """Exchange addresses inside the replica, link every rank to the leader, and let the leader say hello."""
-        data = [json.loads(d) for d in gather(json.dumps(self._endpoint.address).encode(), self._process_group)]
-        if self.identity.rank:
-            self._follower = Follower(
-                data[0],
-                self._key,
-                job=self.identity.job,
-                replica=self.identity.replica,
-                rank=self.identity.rank,
-                port=self._port,
-            )
-            self._reporter = self._follower
+        if self.identity.rank == 0:
+            leader = Leader(replica=self.identity.replica, world_size=self.identity.world_size)
+            self._reporter = self._shell = LeaderShell(leader, port=self._port, endpoint=self._endpoint)
+        # The leader serves its ranks before they learn its address.
+        data = gather(json.dumps(self._endpoint.address).encode(), self._process_group)
+        addresses = tuple(json.loads(address) for address in data)
+        if self._shell is not None:
+            self._shell.start(self._client(addresses), timeout=_START_TIMEOUT)
+        else:
+            self._reporter = self._follower = Follower(addresses[0], self._key, identity=self.identity, port=self._port)
             self._follower.start()
-            return
-        leader = Leader(replica=self.identity.replica, world_size=self.identity.world_size)
-        self._shell = LeaderShell(leader, port=self._port, endpoint=self._endpoint)
-        self._reporter = self._shell
-        client = LeaderClient(
+
+    def _client(self, addresses: tuple[str, ...]) -> LeaderClient:
+        assert self._shell is not None
+        return LeaderClient(
             address=self.identity.coordinator,
             key=self._key,
             job=self.identity.job,
             replica=self.identity.replica,
             attempt=self.identity.attempt,
-            addresses=tuple(data),
-            on_message=self._on_message,
+            addresses=addresses,
+            on_message=self._shell.on_message,
         )
-        self._shell.start(client, timeout=_START_TIMEOUT)
-
-    def _on_message(self, message: FromCoordinator) -> None:
-        assert self._shell is not None
-        self._shell.on_message(message)
 
     def _on_connected(self, epoch: int) -> None:
         assert self._reporter is not None

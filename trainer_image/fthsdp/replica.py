@@ -238,12 +238,11 @@ class LeaderShell:
 class Follower:
     """A rank other than the leader: notices go to the leader, its commands to this rank's port."""
 
-    def __init__(self, address: str, key: bytes, *, job: str, replica: int, rank: int, port: RankPort) -> None:
+    def __init__(self, address: str, key: bytes, *, identity: Identity, port: RankPort) -> None:
         self._port = port
         self._lock = threading.Lock()
-        self._sock = open_blocking(
-            address, key, job=job, purpose=PURPOSE, details={"replica": replica, "rank": rank}, timeout=30.0
-        )
+        details: Json = {"replica": identity.replica, "rank": identity.rank}
+        self._sock = open_blocking(address, key, job=identity.job, purpose=PURPOSE, details=details, timeout=30.0)
         self._thread = threading.Thread(target=self._listen, name="fthsdp-follower", daemon=True)
 
     def start(self) -> None:

@@ -55,7 +55,8 @@ class Job:
     ranks: int = 2
     min_replicas: int = 1
     arguments: Sequence[str] = ("--steps", "30", "--emulate-compute", "0.1")
-    coordinator_arguments: Sequence[str] = ()
+    silence_timeout: float = 20.0
+    """Long, because a busy machine can keep a leader from its once-a-second word for longer than the default 5 s."""
     script: Sequence[str] = ("-m", "fthsdp.recipes.tiny_llama")
     port: int = field(default_factory=free_port)
     coordinator: subprocess.Popen[bytes] | None = None
@@ -81,7 +82,7 @@ class Job:
         command = [sys.executable, "-m", "fthsdp.coordinator", "--job", "test", "--port", str(self.port)]
         command += ["--replicas", str(self.replicas), "--min-replicas", str(self.min_replicas)]
         command += ["--key-file", str(self.folder / "key"), "--store", f"file:{self.folder / 'epochs.json'}"]
-        command += ["--record-dir", str(self.record), *self.coordinator_arguments]
+        command += ["--record-dir", str(self.record), "--silence-timeout", str(self.silence_timeout)]
         self.coordinator = self._spawn("coordinator", command, {})
 
     def start_replica(self, replica: int, attempt: int = 0) -> None:

@@ -46,7 +46,8 @@ def test_a_dead_rank_that_is_not_the_leader_takes_its_replica_out(tmp_path: Path
 
 
 def test_a_frozen_replica_is_taken_out_and_refused_when_it_thaws(tmp_path: Path) -> None:
-    with running(Job(tmp_path, arguments=("--steps", "60", "--emulate-compute", "0.15"))) as job:
+    arguments = ("--steps", "60", "--emulate-compute", "0.15")
+    with running(Job(tmp_path, silence_timeout=5.0, arguments=arguments)) as job:
         job.wait_for_step(5)
         before = max(s["step"] for s in job.steps())
         job.signal(2, signal.SIGSTOP)
