@@ -1,0 +1,92 @@
+"""The demo's job, from the outside: a replica dies, the others train on, it comes back, and the record proves it.
+
+Compute is emulated, so that a starting process does not take the survivors' processors: on one machine that is the
+only way to see what a join costs the others.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+pytestmark = pytest.mark.local
+DEADLINE = 240.0
+EXAMPLE = Path(__file__).parents[3] / "examples" / "tiny-llama.yaml"
+
+
+def run(folder: Path, *options: str, steps: int, emulate: float, **spec: Any) -> tuple[dict[str, Any], str]:
+    """Run the example with other sizes; return its report and what was printed."""
+    job = yaml.safe_load(EXAMPLE.read_text())
+    job["spec"] |= spec
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    container["args"] += ["--steps", str(steps), "--emulate-compute", str(emulate)]
+    (folder / "job.yaml").write_text(yaml.safe_dump(job))
+    command = [sys.executable, "-m", "fthsdp_operator.cli", "run", "job.yaml", "--out", "run", *options]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=DEADLINE)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report: dict[str, Any] = json.loads((folder / "run" / "report.json").read_text())
+    return report, done.stdout
+
+
+def assert_nothing_went_wrong(report: dict[str, Any], *, steps: int) -> None:
+    assert report["outcome"] == "complete"
+    assert report["steps_final"] == steps
+    assert (report["samples"]["duplicated"], report["samples"]["missing"]) == (0, 0)
+    assert report["digests"]["compared"] > steps
+    assert report["digests"]["mismatched"] == 0
+
+
+def test_a_killed_replica_comes_back_and_nobody_else_notices_much(tmp_path: Path) -> None:
+    report, printed = run(tmp_path, "--inject", "kill:replica=2@step=20", steps=100, emulate=0.3)
+    assert_nothing_went_wrong(report, steps=100)
+    (failure,) = report["failures"]
+    assert (failure["replica"], failure["attempt"]) == (2, 0)
+    assert failure["stall_s"] < 1
+    (join,) = report["joins"]
+    assert (join["replica"], join["attempt"]) == (2, 1)
+    assert join["survivor_slowdown"] < 0.10
+    assert sorted(p.name for p in (tmp_path / "run" / "logs").glob("*-a1-*")) == [
+        "tiny-llama-r2-a1-0.log",
+        "tiny-llama-r2-a1-1.log",
+    ]
+    assert "Replica 2 (attempt 0) died" in printed
+    assert "No sample was lost or repeated" in printed
+    assert "All replicas are bit-identical" in printed
+    assert (tmp_path / "run" / "run.png").stat().st_size > 10_000
+
+
+def test_a_frozen_replica_is_left_behind_and_the_run_still_ends(tmp_path: Path) -> None:
+    report, _ = run(
+        tmp_path, "--inject", "freeze:replica=1@step=5", steps=40, emulate=0.1, podsPerReplica=1, minReplicas=1
+    )
+    assert report["outcome"] == "complete"
+    assert report["steps_final"] == 40
+    assert [failure["replica"] for failure in report["failures"]] == [1]
+    assert (report["samples"]["duplicated"], report["samples"]["missing"]) == (0, 0)
+
+
+def test_a_deleted_replica_is_replaced(tmp_path: Path) -> None:
+    report, _ = run(
+        tmp_path, "--inject", "delete:replica=1@step=5", steps=150, emulate=0.1, podsPerReplica=1, minReplicas=1
+    )
+    assert_nothing_went_wrong(report, steps=150)
+    assert [(gone["replica"], gone["attempt"]) for gone in (*report["failures"], *report["leaves"])] == [(1, 0)]
+    assert [(join["replica"], join["attempt"]) for join in report["joins"]] == [(1, 1)]
+
+
+def test_a_data_path_that_does_not_exist_is_one_sentence_and_leaves_nothing(tmp_path: Path) -> None:
+    job = yaml.safe_load(EXAMPLE.read_text())
+    job["spec"]["template"]["spec"]["containers"][0]["args"] += ["--data", "/nowhere/at/all"]
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
+    command = [sys.executable, "-m", "fthsdp_operator.cli", "run", "job.yaml"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=DEADLINE)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert "/nowhere/at/all" in line
+    assert [p.name for p in tmp_path.iterdir()] == ["job.yaml"]
