@@ -161,7 +161,8 @@ def _in_order(
 ) -> Iterator[Action]:
     """Order the actions: tell, so that nobody waits; delete; create what pods lean on; create pods."""
     actions = [action for step in steps for action in step.actions]
-    actions += _unheard(observed, entries, {a.message.replica for a in actions if isinstance(a, Tell)}, now)
+    told = {action.message.replica for action in actions if isinstance(action, Tell)}
+    actions += _unheard(job, observed, entries, told, now)
     yield from (action for action in actions if isinstance(action, Tell))
     yield from (action for action in actions if isinstance(action, Delete))
     for manifest in render.support(job, key=observed.fresh_key):
@@ -171,13 +172,27 @@ def _in_order(
         yield from (action for action in actions if isinstance(action, Create))
 
 
-def _unheard(observed: Observed, entries: tuple[ReplicaStatus, ...], told: set[int], now: float) -> Iterator[Tell]:
-    """Tell again what a coordinator has not heard: it still counts on an attempt that is history."""
+def _unheard(
+    job: Job, observed: Observed, entries: tuple[ReplicaStatus, ...], told: set[int], now: float
+) -> Iterator[Tell]:
+    """Tell what a coordinator has not heard: it still counts on an attempt that is history."""
     members = observed.coordinator.replicas if observed.coordinator else ()
     for member in members:
         entry = next((entry for entry in entries if entry.index == member.replica), None)
-        if entry and member.attempt < entry.attempt and member.role is not None and member.replica not in told:
+        if entry is None or member.attempt >= entry.attempt or member.role is None or member.replica in told:
+            continue
+        if not _can_leave(job, observed, member.replica, member.attempt, now):
             yield _tell(entry.index, member.attempt, "it was replaced by a newer attempt", now)
+
+
+def _can_leave(job: Job, observed: Observed, replica: int, attempt: int, now: float) -> bool:
+    """All pods of an attempt run, though asked to stop: it leaves at a step boundary by itself, which stalls nobody.
+
+    To tell the coordinator that it is gone would break the step in flight.
+    """
+    pods = observed.group(replica, attempt)
+    running = [pod for pod in pods if pod.phase == "Running" and not pod.reason]
+    return len(running) == job.spec.pods_per_replica and all(p.gone_by is None or now < p.gone_by for p in running)
 
 
 def _tell(replica: int, attempt: int, reason: str, now: float) -> Tell:
@@ -281,11 +296,13 @@ def _news(before: ReplicaStatus, after: ReplicaStatus) -> tuple[Event, ...]:
 
 def _failed(job: Job, observed: Observed, entry: ReplicaStatus, failure: Failure, now: float, *, over: bool) -> _Group:
     """Restart a replica: the next attempt is counted here, and all the rest follows from that number."""
-    told = _tell(entry.index, entry.attempt, failure_line(entry.index, failure), now)
+    told = [_tell(entry.index, entry.attempt, failure_line(entry.index, failure), now)]
+    if failure.reason == "PodDeleted" and _can_leave(job, observed, entry.index, entry.attempt, now):
+        told = []
     noted = entry.model_copy(update={"last_failure": failure})
     if over:
         gone = noted.model_copy(update={"state": ReplicaState.FAILED})
-        return _Group(entry=gone, actions=(told, *_delete(observed.group(entry.index, entry.attempt))))
+        return _Group(entry=gone, actions=(*told, *_delete(observed.group(entry.index, entry.attempt))))
     trained = _step(job, observed) > 0
     verdict = policy.judge(job.spec.failure_policy, entry, failure, now, trained=trained)
     if verdict.give_up:
@@ -295,7 +312,7 @@ def _failed(job: Job, observed: Observed, entry: ReplicaStatus, failure: Failure
     creates = _growing(job, observed, after, (), now).actions if after.state is ReplicaState.PENDING else ()
     return _Group(
         entry=after,
-        actions=(told, *dead, *creates),
+        actions=(*told, *dead, *creates),
         events=(_restart_event(after, failure, now),),
         wake_at=after.next_restart_time or math.inf,
     )

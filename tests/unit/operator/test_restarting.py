@@ -81,6 +81,21 @@ def test_a_failed_replica_is_restarted_and_no_other_is_touched(fault: Fault, rea
         why = failure(world)
         assert (why.pod, why.reason, why.exit_code) == (f"{NAME}-r2-a0-1", reason, code)
         assert world.job.status.restarts == 1
+        # Who is only asked to stop leaves at a step boundary by itself.
+        assert [(it.replica, it.attempt) for it in world.told] == ([] if fault is deleted else [(2, 0)])
+
+    asyncio.run(story())
+
+
+def test_a_deleted_replica_that_does_not_leave_in_its_grace_period_is_declared_gone() -> None:
+    async def story() -> None:
+        world = World()
+        await world.train()
+        world.user_deletes("r2-a0-1")
+        await world.settle()
+        assert world.told == []
+        world.exits("r2-a0-1", 137)
+        await world.settle()
         assert [(it.replica, it.attempt) for it in world.told] == [(2, 0)]
 
     asyncio.run(story())
@@ -90,13 +105,14 @@ def test_the_attempt_is_written_before_anything_is_done() -> None:
     async def story() -> None:
         world = World()
         await world.train()
-        world.user_deletes("r2-a0-1")
+        world.exits("r2-a0-1", 1)
         world.writes.clear()
         await world.look()
         assert world.writes == [
             "status",
             "tell 2",
             f"delete Pod {NAME}-r2-a0-0",
+            f"delete Pod {NAME}-r2-a0-1",
             f"create Pod {NAME}-r2-a1-0",
             f"create Pod {NAME}-r2-a1-1",
         ]
@@ -266,7 +282,7 @@ def test_a_coordinator_that_still_counts_on_an_old_attempt_is_told_again() -> No
     async def story() -> None:
         world = World()
         await world.train()
-        world.user_deletes("r2-a0-1")
+        world.exits("r2-a0-1", 1)
         world.deaf = True
         await world.look()
         world.told.clear()
