@@ -385,6 +385,19 @@ def test_when_everybody_is_gone_the_run_starts_again_under_a_higher_number() -> 
     assert record.active == (0, 1, 2)
 
 
+def test_who_has_not_yet_entered_the_first_epoch_survives_the_death_of_another() -> None:
+    job = Job()
+    for replica in range(3):
+        job.hello(replica)
+    job.dies(0)
+    job.all_say(1, 2, fence=1)
+    assert job.of(Decided) == [Decided(record=None)]
+    assert job.of(Removed) == []
+    job.hello(0, attempt=1)
+    assert installed(job, 1).number == 2
+    assert installed(job, 1).active == (0, 1, 2)
+
+
 def test_a_shadow_left_without_anybody_to_catch_up_from_has_to_start_again() -> None:
     job = joining()
     begin(job)

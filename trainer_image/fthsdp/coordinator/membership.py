@@ -337,12 +337,16 @@ class Membership:
         self._let_go(left)
 
     def _begin_again(self) -> None:
-        """Nobody with a state is left: whoever caught up from the lost ones has to start again too."""
-        orphans = list(self._facts.union().values())
+        """Nobody with a state is left: whoever caught up from the lost ones has to start again too.
+
+        Who has entered no epoch yet is as good as new, and waits for the next first one.
+        """
+        peers = [self._facts.peers[m.replica] for m in self._facts.union().values()]
+        orphans = [peer for peer in peers if peer.state.epoch and not peer.state.leaving]
         self._fence = self._facts.proposal = self._facts.record = None
         self._waiting_since = self._now
         self._effects.append(Decided(record=None))
-        for peer in [self._facts.peers[m.replica] for m in orphans if not self._facts.peers[m.replica].state.leaving]:
+        for peer in orphans:
             self._lose(peer, Cause.ORPHANED, "nobody with a state is left: start again")
 
     # --- planned changes --------------------------------------------------------------------------------------------
