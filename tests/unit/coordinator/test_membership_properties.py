@@ -7,14 +7,13 @@ from dataclasses import dataclass, field
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from fthsdp.coordinator.events import (
     Disconnected,
     Drop,
     Effect,
     Event,
-    Fenced,
     MembershipSettings,
     Persist,
     Received,
@@ -122,14 +121,23 @@ class Memberships(RuleBasedStateMachine):
         self.connections = 0
         self.exits: set[tuple[int, int]] = set()
         self.faults = 6
-        self.fenced = False
+        self.begun: set[int] = set()
+        """Planned epochs that have begun somewhere."""
         self.closed: set[tuple[int, int]] = set()
         """Incarnations whose connection was closed at some time."""
         self.muted: set[tuple[int, int]] = set()
-        """Incarnations that were frozen at some time."""
+        """Incarnations that were frozen, or died without a word, at some time."""
         self.core = Membership(self.settings, now=self.now)
         for replica in range(REPLICAS):
             self.spawn(replica)
+
+    @initialize(started=st.sampled_from([True, True, True, False]))
+    def begins(self, started: bool) -> None:
+        if started:
+            for replica in range(REPLICAS):
+                self.connects(replica)
+            for replica in range(REPLICAS):
+                self.reads(replica, 9)
 
     # --- the shell
 
@@ -156,8 +164,6 @@ class Memberships(RuleBasedStateMachine):
                             self.closed.add((leader.replica, leader.attempt))
                 case Removed():
                     self.check_evidence(effect)
-                case Fenced():
-                    self.fenced = True
                 case _:
                     pass
 
@@ -174,8 +180,10 @@ class Memberships(RuleBasedStateMachine):
                 assert who in self.exits
             case Cause.CONNECTION_LOST:
                 assert who in self.closed
-            case Cause.SILENT | Cause.HUNG:
+            case Cause.SILENT:
                 assert who in self.muted
+            case Cause.HUNG:
+                assert who in self.muted or self.leaders[removed.replica].inbox, "it has read all and done as told"
             case Cause.REPLACED:
                 assert self.attempts[removed.replica] > removed.attempt
             case Cause.ORPHANED:
@@ -220,22 +228,47 @@ class Memberships(RuleBasedStateMachine):
             leader.act(leader.inbox.popleft())
             self.tell(leader)
 
+    @rule(order=st.permutations(range(REPLICAS)), reading=st.integers(0, 9))
+    def life_goes_on(self, order: list[int], reading: int) -> None:
+        """Everybody does what there is to do, in some order."""
+        for replica in order:
+            if not self.leaders[replica].alive:
+                self.is_started_again(replica)
+            self.connects(replica)
+            self.reads(replica, reading)
+            self.crosses_a_boundary(replica)
+            self.takes_a_step(replica)
+            self.shadow_catches_up(replica)
+
     @rule(replica=replicas)
     def crosses_a_boundary(self, replica: int) -> None:
+        """Enter the announced epoch, or leave there when it is without this replica."""
         leader = self.active(replica)
-        if leader is not None and leader.announced is not None and leader.announced.member(replica):
-            number = leader.announced.number
-            begun = any(o.heard >= number or o.state.epoch >= number for o in self.leaders.values())
-            whole = leader.record is None or all(self.may_step(m.replica, m.attempt) for m in leader.record.members)
-            if begun and whole and number > leader.state.fence:
-                leader.enter(leader.announced)
-                self.tell(leader)
+        if leader is None or leader.announced is None or not self.has_begun(leader, leader.announced.number):
+            return
+        if leader.announced.member(replica):
+            leader.enter(leader.announced)
+            self.tell(leader)
+        else:
+            leader.alive = False
+            self.cut(leader)
+
+    def has_begun(self, leader: Leader, number: int) -> bool:
+        """The first to cross needs a whole ring in which somebody had heard of it; the others had the same vote."""
+        if number <= leader.state.fence:
+            return False
+        heard = any(other.heard >= number for other in self.leaders.values())
+        ring = leader.record.members if leader.record is not None else ()
+        if ring and heard and all(self.may_step(m.replica, m.attempt) for m in ring):
+            self.begun.add(number)
+        return number in self.begun
 
     def may_step(self, replica: int, attempt: int) -> bool:
         leader = self.leaders[replica]
-        return (
-            leader.attempt == attempt and leader.alive and not leader.frozen and leader.state.fence < leader.state.epoch
-        )
+        return self.is_there(attempt, leader) and leader.state.fence < leader.state.epoch
+
+    def is_there(self, attempt: int, leader: Leader) -> bool:
+        return leader.attempt == attempt and leader.alive and not leader.frozen
 
     @rule(replica=replicas)
     def takes_a_step(self, replica: int) -> None:
@@ -262,8 +295,12 @@ class Memberships(RuleBasedStateMachine):
     @rule(replica=replicas)
     def notices_a_broken_ring(self, replica: int) -> None:
         leader = self.active(replica)
-        if leader is not None and leader.record is not None:
-            lost = [m.replica for m in leader.record.members if not self.may_step(m.replica, m.attempt)]
+        crossing = leader is not None and leader.announced is not None and leader.announced.number in self.begun
+        if leader is not None and leader.record is not None and not crossing:
+            ring = [(m, self.leaders[m.replica]) for m in leader.record.members]
+            lost = [
+                m.replica for m, o in ring if not self.is_there(m.attempt, o) or o.state.fence >= leader.state.epoch
+            ]
             if lost:
                 leader.change(broken=leader.state.epoch, suspects=tuple(lost[:2]), reason="closed")
                 self.tell(leader)
@@ -274,6 +311,7 @@ class Memberships(RuleBasedStateMachine):
         leader = self.leaders[replica]
         self.faults -= 1
         leader.alive = False
+        self.muted.add((replica, leader.attempt))
         if reported:
             self.reports_its_exit(replica)
 
@@ -329,14 +367,6 @@ class Memberships(RuleBasedStateMachine):
             leader.change(leaving="SIGTERM")
             self.tell(leader)
 
-    @rule(replica=replicas)
-    def leaves_at_the_boundary(self, replica: int) -> None:
-        leader = self.active(replica)
-        gone = leader is not None and leader.announced is not None and leader.announced.member(replica) is None
-        if leader is not None and gone and leader.announced is not None and leader.heard >= leader.announced.number:
-            leader.alive = False
-            self.cut(leader)
-
     @rule(seconds=st.sampled_from([0.2, 1.0, 2.0]))
     def time_passes(self, seconds: float) -> None:
         for _ in range(round(seconds / 0.2)):
@@ -375,17 +405,12 @@ class Memberships(RuleBasedStateMachine):
                 leader.frozen = False
                 if not leader.alive:
                     self.reports_its_exit(replica)
-                    self.is_started_again(replica)
-                self.connects(replica)
+            self.life_goes_on(list(range(REPLICAS)), 9)
             for replica in range(REPLICAS):
-                self.reads(replica, 9)
-                self.leaves_at_the_boundary(replica)
-                self.crosses_a_boundary(replica)
-                self.takes_a_step(replica)
-                self.shadow_catches_up(replica)
+                self.notices_a_broken_ring(replica)
             self.time_passes(1.0)
         record = self.stored[-1].proposal or self.stored[-1].current
-        assert record.active == tuple(range(REPLICAS))
+        assert record.active == tuple(range(REPLICAS)), f"{record}\n{self.leaders}\n{self.core.replicas()}"
         assert not record.paused
         assert {leader.state.epoch for leader in self.leaders.values()} == {record.number}
 
