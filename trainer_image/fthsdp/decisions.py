@@ -19,7 +19,7 @@ __all__ = ["Decisions", "Over"]
 Question = Callable[[Leader], EpochRecord | None]
 
 
-class Over(Exception):  # noqa: N818 - not an error: the way out of the step loop
+class Over(Exception):
     """There is nothing more to do for this replica: the run is finished, or it was let go at a boundary."""
 
     def __init__(self, *, finished: bool) -> None:

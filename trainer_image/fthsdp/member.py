@@ -7,7 +7,8 @@ shell to carry out; nothing here does I/O, reads a clock or waits.
 The one promise that everything rests on is the fence. After ``Break(E)`` is answered, this replica commits nothing in
 any epoch up to E and enters none of them. The answer is given between votes, never during one: a vote that has begun
 may still commit, so the answer waits for its end. In the meantime the ranks cancel their rings, so that the vote does
-end.
+end. Nor is it given before every rank has said that it did cancel: a replica of which a rank does not move has nothing
+to promise, and is taken out for its silence.
 """
 
 from __future__ import annotations
@@ -78,6 +79,7 @@ class Leader:
         self._voting = False
         self._asked = 0
         self._cancelled = 0
+        self._cancelled_by = dict.fromkeys(range(world_size), 0)
 
     # --- the coordinator speaks
 
@@ -114,8 +116,7 @@ class Leader:
     def _break(self, epoch: int) -> list[Effect]:
         self._asked = max(self._asked, epoch)
         self.announced = {n: r for n, r in self.announced.items() if n > self._asked}
-        effects: list[Effect] = [self._cancel(self._asked)]
-        return effects if self._voting else [*effects, *self._raise_fence()]
+        return [self._cancel(self._asked)]
 
     def _install(self, record: EpochRecord) -> list[Effect]:
         if record.number <= max(self.state.epoch, self._asked) or record.member(self.replica) is None:
@@ -137,14 +138,25 @@ class Leader:
         return self._change(connected=epoch)
 
     def ring_broken(self, epoch: int, suspect: int | None, reason: str) -> list[Effect]:
-        """A ring of this epoch broke at a rank, for another reason than our own cancelling."""
-        if epoch <= self._cancelled or epoch < self.state.broken:
+        """A ring of this epoch broke at a rank, for another reason than our own cancelling.
+
+        The break of the epoch that is being trained in counts for more than that of one still to come.
+        """
+        current, broken = self.state.epoch, self.state.broken
+        if epoch <= self._cancelled or epoch < current:
+            return []
+        if broken and epoch != current and (broken == current or epoch < broken):
             return []
         known = self.state.suspects if epoch == self.state.broken else ()
         suspects = known if suspect is None or suspect in known else (*known, suspect)
         if epoch == self.state.broken and suspects == known:
             return []
         return self._change(broken=epoch, suspects=suspects, reason=reason)
+
+    def rings_cancelled(self, rank: int, up_to: int) -> list[Effect]:
+        """A rank has cancelled its rings of all epochs up to this one."""
+        self._cancelled_by[rank] = max(self._cancelled_by[rank], up_to)
+        return self._answer_fence()
 
     def asks_to_leave(self, reason: str) -> list[Effect]:
         """A rank was told to stop."""
@@ -166,11 +178,11 @@ class Leader:
         self._voting = False
         if "epoch" in changes:
             self._entered(int(str(changes["epoch"])))
+        turns_full = self.state.step is None and "step" in changes
         if changes:
             self.state = self.state.model_copy(update=changes)
-        if self._asked > self.state.fence:
-            return self._raise_fence()
-        return [TellCoordinator()] if changes.keys() & {"epoch", "finished"} else []
+        news = turns_full or changes.keys() & {"epoch", "finished"}
+        return self._answer_fence() or ([TellCoordinator()] if news else [])
 
     def enters(self, epoch: int, **changes: object) -> list[Effect]:
         """All ranks have entered this epoch as its outcome says."""
@@ -201,7 +213,9 @@ class Leader:
         if self.install is not None and self.install.number <= epoch:
             self.install = None
 
-    def _raise_fence(self) -> list[Effect]:
+    def _answer_fence(self) -> list[Effect]:
+        if self._voting or self.state.fence >= self._asked or min(self._cancelled_by.values()) < self._asked:
+            return []
         return self._change(fence=self._asked)
 
     def _cancel(self, up_to: int) -> Cancel:

@@ -158,7 +158,10 @@ class LeaderShell:
     def run(self, event: Callable[[Leader], list[Effect]]) -> None:
         """Give the leader an event and carry out what it returns."""
         with self._changed:
-            for effect in event(self._leader):
+            effects = event(self._leader)
+            if self._client is not None:
+                self._client.send_state(self._leader.state, now=TellCoordinator() in effects)
+            for effect in effects:
                 self._carry_out(effect)
             self._changed.notify_all()
 
@@ -181,18 +184,18 @@ class LeaderShell:
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
-            case TellCoordinator():
-                if self._client is not None:
-                    self._client.send_state(self._leader.state)
             case Connect(record=record):
                 self._to_ranks({"connect": record.model_dump(mode="json")})
                 self._port.connect(record)
             case Cancel(up_to=up_to):
                 self._to_ranks({"cancel": up_to})
                 self._port.cancel(up_to)
+                self.run(lambda leader: leader.rings_cancelled(0, up_to))
             case Heard(epoch=epoch):
                 self._to_ranks({"heard": epoch})
                 self._port.hear(epoch)
+            case TellCoordinator():
+                """The client was given the newest state before anything else was carried out."""
 
     def _to_ranks(self, frame: Json) -> None:
         for rank, link in list(self._links.items()):
@@ -229,6 +232,8 @@ class LeaderShell:
                 self.run(lambda leader: leader.ring_connected(rank, epoch))
             case {"broken": int(epoch), "suspect": int() | None as suspect, "reason": str(reason)}:
                 self.run(lambda leader: leader.ring_broken(epoch, suspect, reason))
+            case {"cancelled": int(up_to)}:
+                self.run(lambda leader: leader.rings_cancelled(rank, up_to))
             case {"leaving": str(reason)}:
                 self.run(lambda leader: leader.asks_to_leave(reason))
             case _:
@@ -282,6 +287,9 @@ class Follower:
     def _listen(self) -> None:
         try:
             while True:
-                self._port.apply(receive_frame(self._sock))
+                command = receive_frame(self._sock)
+                self._port.apply(command)
+                if "cancel" in command:
+                    self._send({"cancelled": command["cancel"]})
         except WireError as error:
             log.info("link to the leader of this replica: %s", error)

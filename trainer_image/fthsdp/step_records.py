@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal
 
 from fthsdp.catchup.catchup import KeptStep
@@ -14,10 +15,22 @@ from fthsdp.header import Flag, Header
 from fthsdp.ranges import Range
 from fthsdp.vote import Tally
 
-__all__ = ["Ending", "Recorder"]
+__all__ = ["Ending", "Recorder", "Trained"]
 
 Ending = Literal["normal", "retried", "rolled-forward", "replayed"]
 Publish = Callable[[StepRecord | JoinRecord], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """What a step did to the samples."""
+
+    own: tuple[Range, ...]
+    """This replica's."""
+    all: tuple[Range, ...]
+    """Of all contributors."""
+    returned: tuple[Range, ...]
+    """Waiting to be dealt again after it."""
 
 
 class Recorder:
@@ -39,10 +52,8 @@ class Recorder:
         """The body of the next step begins (or a shadow joins its collective)."""
         self._began = now
 
-    def committed(
-        self, kept: KeptStep, tally: Tally, ending: Ending, trained: tuple[Range, ...], *, role: Role
-    ) -> None:
-        """A step was committed, so the one before it is final."""
+    def committed(self, kept: KeptStep, tally: Tally, ending: Ending, *, role: Role, trained: Trained | None) -> None:
+        """A step was committed, so the one before it is final. ``trained`` is not known while catching up."""
         if self._publish is None:
             return
         headers = [Header.unpack(data) for data in kept.outcome.headers]
@@ -55,7 +66,9 @@ class Recorder:
             role=role,
             began=self._began,
             ended=time.time(),
-            samples=trained,
+            samples=trained.own if trained else (),
+            trained=trained.all if trained else (),
+            returned=trained.returned if trained else (),
             contributors=tuple(h.replica for h in headers if Flag.CONTRIBUTES in h.flags),
             total_samples=kept.total_samples,
             loss=tally.sum("loss_sum") / kept.total_samples if kept.total_samples else None,

@@ -36,7 +36,7 @@ from fthsdp.member import Effect, Leader
 from fthsdp.ranges import Range, union
 from fthsdp.replica import RankPort, Reporter
 from fthsdp.state import TrainState
-from fthsdp.step_records import Ending, Recorder
+from fthsdp.step_records import Ending, Recorder, Trained
 from fthsdp.vote import Ballot, Tally, vote
 
 __all__ = ["Parts", "StepLoop"]
@@ -184,10 +184,11 @@ class StepLoop:
         if closing:
             self._parts.recorder.closed(tally, step=self.step)
             raise Over(finished=True)
-        trained = self._trained(kept) if self.full else ()
+        dealt = self._dealt(outcome.assigned) if self.full else None
         self._take_in(kept, tally if turns_full else None)
         assert self._role is not None
-        self._parts.recorder.committed(kept, tally, how, trained, role=self._role)
+        trained = None if dealt is None else self._trained(dealt, _contributors(outcome))
+        self._parts.recorder.committed(kept, tally, how, role=self._role, trained=trained)
         self._keep_newest(kept)
         self._copy_owed_stripes()
         if following is not self._record:
@@ -468,10 +469,12 @@ class StepLoop:
     def _dealt(self, assigned: Assigned) -> Assignment:
         return assign(self.sampler, assigned.replicas, self._batch_size)
 
-    def _trained(self, kept: KeptStep) -> tuple[Range, ...]:
-        """Return all samples that a step trains; before it is applied."""
-        dealt = self._dealt(kept.outcome.assigned)
-        return union(part for replica in _contributors(kept.outcome) for part in dealt[replica])
+    def _trained(self, dealt: Assignment, contributors: list[int]) -> Trained:
+        return Trained(
+            own=dealt[self._me] if self._me in contributors else (),
+            all=union(part for replica in contributors for part in dealt[replica]),
+            returned=self.sampler.returned,
+        )
 
     def _tell(self, event: Callable[[Leader], list[Effect]]) -> None:
         self._decisions.tell(event)

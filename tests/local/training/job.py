@@ -191,19 +191,15 @@ class Job:
     def finish(self) -> dict[str, Any]:
         """Wait until everything has ended by itself, and return the report."""
         assert self.coordinator is not None
-        wait_for("the end of the run", lambda: self._ended() and self._check_ended())
+        wait_for("the end of the run", self._ended)
         assert self.coordinator.returncode == 0, self.logs()
         report: dict[str, Any] = json.loads((self.record / "report.json").read_text())
         return report
 
     def _ended(self) -> bool:
         assert self.coordinator is not None
-        return self.coordinator.poll() is not None or all(p.poll() is not None for p in self.processes.values())
-
-    def _check_ended(self) -> bool:
-        assert self.coordinator is not None
         codes = {name: process.poll() for name, process in self.processes.items()}
-        assert 0 in codes.values(), f"exit codes {codes}\n{self.logs()}"
+        assert None in codes.values() or 0 in codes.values(), f"exit codes {codes}\n{self.logs()}"
         return self.coordinator.poll() is not None
 
     def exit_code(self, replica: int, *, attempt: int = 0, rank: int = 0) -> int:

@@ -6,7 +6,6 @@ import signal
 from pathlib import Path
 
 import pytest
-
 from tests.local.training.job import Job, assert_sound, running
 
 pytestmark = pytest.mark.local

@@ -15,7 +15,7 @@ from fthsdp.coordinator.messages import (
     RefusedMember,
     Role,
 )
-from fthsdp.member import Cancel, Connect, Heard, Leader, TellCoordinator
+from fthsdp.member import Cancel, Connect, Effect, Heard, Leader, TellCoordinator
 
 
 def record(number: int, *replicas: int, outcome: Outcome | None = None) -> EpochRecord:
@@ -31,14 +31,30 @@ def leader() -> Leader:
     return leader
 
 
-def test_a_fence_is_answered_at_once_between_votes(leader: Leader) -> None:
-    assert leader.hear(Break(epoch=3)) == [Cancel(3), TellCoordinator()]
+def fence(leader: Leader, epoch: int) -> list[Effect]:
+    """The fence comes, and both ranks cancel their rings."""
+    return [*leader.hear(Break(epoch=epoch)), *leader.rings_cancelled(0, epoch), *leader.rings_cancelled(1, epoch)]
+
+
+def test_a_fence_is_answered_between_votes_once_all_ranks_have_cancelled_their_rings(leader: Leader) -> None:
+    assert leader.hear(Break(epoch=3)) == [Cancel(3)]
+    assert leader.rings_cancelled(0, 3) == []
+    assert leader.state.fence == 0
+    assert leader.rings_cancelled(1, 3) == [TellCoordinator()]
     assert leader.state.fence == 3
+
+
+def test_a_fence_is_not_answered_for_a_rank_that_does_not_move(leader: Leader) -> None:
+    leader.hear(Break(epoch=3))
+    leader.rings_cancelled(0, 3)
+    leader.vote_begins(3)
+    assert leader.vote_ends() == []
+    assert leader.state.fence == 0
 
 
 def test_a_fence_during_a_vote_cancels_the_rings_at_once_and_is_answered_at_the_end(leader: Leader) -> None:
     assert leader.vote_begins(3) == (True, 0)
-    assert leader.hear(Break(epoch=3)) == [Cancel(3)]
+    assert fence(leader, 3) == [Cancel(3)]
     assert leader.state.fence == 0
     assert leader.vote_ends(step=8) == [TellCoordinator()]
     assert (leader.state.fence, leader.state.step) == (3, 8)
@@ -93,6 +109,23 @@ def test_a_broken_ring_is_told_once_with_all_suspects(leader: Leader) -> None:
     assert leader.state.suspects == (0, 2)
 
 
+def test_the_break_of_the_current_epoch_counts_for_more_than_that_of_an_announced_one(leader: Leader) -> None:
+    leader.hear(Announce(record=record(4, 0, 1, 2)))
+    assert leader.ring_broken(4, 2, "the joiner is gone") == [TellCoordinator()]
+    assert leader.ring_broken(3, 0, "reset") == [TellCoordinator()]
+    assert (leader.state.broken, leader.state.suspects) == (3, (0,))
+    assert leader.ring_broken(4, 2, "the joiner is gone") == []
+
+
+def test_a_shadow_that_became_full_says_so_at_once() -> None:
+    joiner = Leader(replica=2, world_size=1)
+    joiner.enters(4, base=4)
+    joiner.vote_begins(4)
+    assert joiner.vote_ends(step=9, serves=True) == [TellCoordinator()]
+    joiner.vote_begins(4)
+    assert joiner.vote_ends(step=10, serves=True) == []
+
+
 def test_rings_that_we_cancelled_ourselves_are_no_news(leader: Leader) -> None:
     leader.hear(Break(epoch=3))
     assert leader.ring_broken(3, 0, "closed") == []
@@ -119,7 +152,7 @@ def test_a_joiner_prefers_the_newest_of_what_was_announced_and_decided() -> None
 def test_crossing_a_boundary_and_answering_a_fence_is_one_state(leader: Leader) -> None:
     leader.hear(Announce(record=record(4, 0, 1, 2)))
     leader.vote_begins(3)
-    leader.hear(Break(epoch=4))
+    fence(leader, 4)
     leader.vote_ends(step=8, epoch=4, begun=Assigned(step=9, replicas=(0, 1, 2)))
     assert (leader.state.epoch, leader.state.step, leader.state.fence) == (4, 8, 4)
 

@@ -107,11 +107,11 @@ class LeaderClient:
         self._reader.start()
         self._writer.start()
 
-    def send_state(self, state: MemberState) -> None:
-        """Say where the member stands, now and with each heartbeat until the next call."""
+    def send_state(self, state: MemberState, *, now: bool = True) -> None:
+        """Say where the member stands with each heartbeat until the next call, and ``now`` too."""
         with self._changed:
             self._state = state
-            self._state_is_news = True
+            self._state_is_news |= now
             self._changed.notify_all()
 
     def record(self, record: StepRecord | JoinRecord) -> None:

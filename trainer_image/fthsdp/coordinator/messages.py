@@ -164,8 +164,7 @@ class StepRecord(_Model):
     ended: float
     """Unix time in seconds at which the update was applied."""
     samples: tuple[tuple[int, int], ...]
-    """Half-open ranges of sample numbers that the step trained, all contributors together: the same in the record of
-    every replica, so that one record is enough when its contributors are gone."""
+    """Half-open ranges of sample numbers that this replica contributed."""
     contributors: tuple[int, ...]
     total_samples: int
     loss: float | None
