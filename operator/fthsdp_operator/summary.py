@@ -39,7 +39,10 @@ _STEP_OUTCOMES = {
 def _failure(failure: Report) -> str:
     stall, when = failure["stall_s"], failure["detected_s"]
     died = "before the run began" if when is None else f"{_seconds(when)} into the run"
-    stalled = "how long the others stalled is not known" if stall is None else f"the others stalled {_seconds(stall)}"
+    if stall is None:
+        stalled = "how long the others stalled is not known"
+    else:
+        stalled = f"the others stalled {_seconds(stall)}" if stall >= 0.001 else "the others did not stall measurably"
     step = _STEP_OUTCOMES.get(failure["step_outcome"], "")
     return (
         f"Replica {failure['replica']} (attempt {failure['attempt']}) died {died}"

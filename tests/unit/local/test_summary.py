@@ -67,6 +67,10 @@ def test_it_does_not_claim_what_was_not_measured() -> None:
     assert "None" not in text
 
 
+def test_it_says_in_words_that_nobody_stalled() -> None:
+    assert "the others did not stall measurably" in words(report(failures=[FAILURE | {"stall_s": 0.0}]))
+
+
 def test_it_says_where_report_and_picture_are() -> None:
     text = "\n".join(summarise(report(), folder=Path("runs/demo"), picture=Path("runs/demo/run.png")))
     assert "runs/demo/report.json" in text
