@@ -134,8 +134,11 @@ def train(kubectl: Kubectl, manifest: Object, notes: str) -> Run:
             wait_for_recovery(table, deleted_at)
             table.wait_for(lambda line: " Complete " in line, "the job is complete", timeout=FINISHED)
             log.wait_for_end(timeout=60)
+            print(*(line for line in (*table.lines, *log.lines) if not step_of(line)), sep="\n")
             steps = [json.loads(line) for line in log.lines if step_of(line)]
+            print(f"contributors of the last step: {steps[-1]['contributors']}")
         stored = kubectl.get("configmap", f"{JOB}-epoch", *here)
+        print(stored["data"]["report.json"])
         return Run(
             pods_before=before,
             pods_after=pods(kubectl, f"fthsdp.dev/job={JOB}"),
