@@ -18,7 +18,7 @@ from tests.cluster.kube.cluster import Cluster
 from tests.cluster.kube.helm import Helm
 from tests.cluster.kube.images import PROJECT
 from tests.cluster.kube.inventory import Inventory, inventory, wait_until_left
-from tests.cluster.kube.kubectl import Kubectl, Watch
+from tests.cluster.kube.kubectl import Kubectl
 from tests.cluster.kube.training import Training
 
 pytestmark = pytest.mark.cluster
@@ -131,7 +131,10 @@ def train(kubectl: Kubectl, manifest: Object, notes: str) -> Run:
             before = pods(kubectl, "fthsdp.dev/role=trainer")
             deleted_at = len(table.lines)
             kubectl("delete", "pod", VICTIM, "--wait=false", *here)
-            wait_for_recovery(table, deleted_at)
+            down = table.wait_for(lambda line: " 2/3 " in line, "a replica is missing", timeout=60, after=deleted_at)
+            alone = len(log.lines)
+            table.wait_for(lambda line: " 3/3 " in line, "it is back", timeout=RECOVERED, after=down)
+            log.wait_for(lambda line: 2 in contributors(line), "it contributes", timeout=60, after=alone)
             table.wait_for(lambda line: " Complete " in line, "the job is complete", timeout=FINISHED)
             log.wait_for_end(timeout=60)
             print(*(line for line in (*table.lines, *log.lines) if not step_of(line)), sep="\n")
@@ -152,14 +155,14 @@ def train(kubectl: Kubectl, manifest: Object, notes: str) -> Run:
         )
 
 
-def wait_for_recovery(table: Watch, start: int) -> None:
-    down = table.wait_for(lambda line: " 2/3 " in line, "a replica is missing", timeout=60, after=start)
-    table.wait_for(lambda line: " 3/3 " in line, "it is back", timeout=RECOVERED, after=down)
-
-
 def step_of(line: str) -> int:
     """Number of the step that a line of the coordinator's log speaks of; 0 for other lines."""
     return int(json.loads(line).get("step", 0)) if line.startswith("{") else 0
+
+
+def contributors(line: str) -> list[int]:
+    """Replicas that contributed to the step that a line speaks of."""
+    return list(json.loads(line).get("contributors", ())) if line.startswith("{") else []
 
 
 def pods(kubectl: Kubectl, selector: str) -> dict[str, Object]:
