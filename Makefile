@@ -30,7 +30,7 @@ lint: setup
 	$(VENV)/bin/lint-imports
 
 unit: setup
-	$(PYTHON) -m pytest tests/unit tests/simulation
+	$(PYTHON) -m pytest tests/unit
 
 e2e: setup
 	$(PYTHON) -m pytest tests/cluster

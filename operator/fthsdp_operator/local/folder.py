@@ -2,7 +2,8 @@
 
 ::
 
-    DIR/report.json  DIR/steps.jsonl  DIR/run.png    what happened
+    DIR/report.json  DIR/run.png                      what happened
+    DIR/{steps,joins,events}.jsonl                    the record that the report is made from
     DIR/logs/POD.log                                  what each pod printed
     DIR/epoch.json                                    the coordinator's epoch store
     DIR/private/                                      key and volumes of the pods; gone when the run has ended
