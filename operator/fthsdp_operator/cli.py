@@ -138,6 +138,7 @@ def _operator(chosen: argparse.Namespace) -> int:
     )
     if not chosen.verbose:  # kopf says of each event that it was handled
         logging.getLogger("kopf.objects").setLevel(logging.WARNING)
+        logging.getLogger("aiohttp.access").setLevel(logging.WARNING)  # and aiohttp of each probe
     asyncio.run(
         handlers.run(
             access=Access(kubeconfig=kubeconfig),
