@@ -36,6 +36,7 @@ e2e: setup
 	$(PYTHON) -m pytest tests/cluster
 
 bench: setup
+	$(PYTHON) tests/bench/recovery.py
 	$(PYTHON) tests/bench/ftar_bandwidth.py
 
 generate: setup

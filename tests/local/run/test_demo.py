@@ -1,7 +1,7 @@
 """The demo's job, from the outside: a replica dies, the others train on, it comes back, and the record proves it.
 
-Compute is emulated, so that a starting process does not take the survivors' processors: on one machine that is the
-only way to see what a join costs the others.
+Compute is emulated, so that a starting process does not take the survivors' processors. What a death and a join cost the
+others is measured by tests/bench/recovery.py.
 """
 
 from __future__ import annotations
@@ -42,15 +42,13 @@ def assert_nothing_went_wrong(report: dict[str, Any], *, steps: int) -> None:
     assert report["digests"]["mismatched"] == 0
 
 
-def test_a_killed_replica_comes_back_and_nobody_else_notices_much(tmp_path: Path) -> None:
-    report, printed = run(tmp_path, "--inject", "kill:replica=2@step=20", steps=100, emulate=0.3)
-    assert_nothing_went_wrong(report, steps=100)
+def test_a_killed_replica_comes_back_and_the_record_proves_it(tmp_path: Path) -> None:
+    report, printed = run(tmp_path, "--inject", "kill:replica=2@step=5", steps=70, emulate=0.3)
+    assert_nothing_went_wrong(report, steps=70)
     (failure,) = report["failures"]
     assert (failure["replica"], failure["attempt"]) == (2, 0)
-    assert failure["stall_s"] < 1
     (join,) = report["joins"]
     assert (join["replica"], join["attempt"]) == (2, 1)
-    assert join["survivor_slowdown"] < 0.10
     assert sorted(p.name for p in (tmp_path / "run" / "logs").glob("*-a1-*")) == [
         "tiny-llama-r2-a1-0.log",
         "tiny-llama-r2-a1-1.log",
