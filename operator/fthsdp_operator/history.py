@@ -36,10 +36,9 @@ def history_of_records(records: Iterable[Json], *, started: float) -> list[Point
 
 
 def _point(step: int, records: list[Json], started: float) -> Point:
-    # A replayed step is applied long after it was final; one of an earlier life of the run does not count.
-    live = [r for r in records if r["outcome"] != "replayed"] or records
-    newest = max(r["epoch"] for r in live)
-    live = [r for r in live if r["epoch"] == newest]
+    # A step of an earlier life of the run does not count.
+    newest = max(r["epoch"] for r in records)
+    live = [r for r in records if r["epoch"] == newest]
     return Point(
         step=step,
         time=min(r["ended"] for r in live) - started,

@@ -54,7 +54,6 @@ class PodView:
     index: int
     phase: str
     node: str | None = None
-    ip: str | None = None
     config: str = ""
     """What a coordinator was started with."""
     reason: str = ""
@@ -178,7 +177,6 @@ def view(pod: Manifest) -> PodView | None:
         index=index,
         phase=status.get("phase") or "Pending",
         node=(pod.get("spec") or {}).get("nodeName") or None,
-        ip=status.get("podIP") or None,
         config=(metadata.get("annotations") or {}).get(CONFIG_ANNOTATION, ""),
         reason=status.get("reason") or disruption[0],
         message=status.get("message") or disruption[1],

@@ -40,10 +40,6 @@ class WorkQueue(Generic[K]):
         self._failures: dict[K, int] = {}
         self._changed = asyncio.Event()
 
-    def __len__(self) -> int:
-        """Keys that wait."""
-        return len(self._due)
-
     def add(self, key: K, *, delay: float = 0.0) -> None:
         """Have a key handed out after ``delay`` seconds, or earlier if it waits already and is due before."""
         due = self._now() + delay

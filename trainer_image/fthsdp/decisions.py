@@ -34,11 +34,6 @@ class Decisions:
         self._shell = shell
         self._group = group
 
-    @property
-    def leads(self) -> bool:
-        """Whether this rank is the leader."""
-        return self._shell is not None
-
     def wait(self, question: Question) -> EpochRecord:
         """Wait for an answer, for hours if need be; raises Over, Refused."""
         record = None

@@ -51,7 +51,16 @@ from fthsdp.step_records import Recorder
 from fthsdp.steploop import Parts, StepLoop
 from fthsdp.vote import gather
 
-__all__ = ["EXIT_CONFIG", "EXIT_LOST", "EXIT_REFUSED", "Dataset", "ReplicaGroup", "Step", "replica_group"]
+__all__ = [
+    "EXIT_CONFIG",
+    "EXIT_LOST",
+    "EXIT_REFUSED",
+    "EXIT_TERMINATED",
+    "Dataset",
+    "ReplicaGroup",
+    "Step",
+    "replica_group",
+]
 
 log = logging.getLogger(__name__)
 
@@ -306,9 +315,7 @@ def replica_group(*, seed: int = 0, settings: FtarSettings | None = None) -> Ite
     SIGTERM makes the replica leave at the next boundary, which costs nobody a step. Errors that mean something to the
     operator end the process with its exit code: 2 bad input, 75 start again and catch up, 77 refused.
     """
-    logging.basicConfig(
-        level=os.environ.get("FTHSDP_LOG_LEVEL", "INFO"), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     with _exit_codes():
         identity = Identity.from_environment()
         group = ReplicaGroup(

@@ -17,7 +17,7 @@ from fthsdp.vote import Tally
 
 __all__ = ["Ending", "Recorder", "Trained"]
 
-Ending = Literal["normal", "retried", "rolled-forward", "replayed"]
+Ending = Literal["normal", "retried", "rolled-forward"]
 Publish = Callable[[StepRecord | JoinRecord], None]
 
 

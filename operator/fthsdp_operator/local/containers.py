@@ -22,7 +22,7 @@ from typing import Any
 from fthsdp.errors import ConfigError
 from fthsdp_operator.local.process import Launch
 
-__all__ = ["check_template", "localised", "mount_folders", "volume_files"]
+__all__ = ["check_template", "contents", "localised", "mount_folders", "volume_files"]
 
 Json = dict[str, Any]
 Lookup = Callable[[str, str], Json | None]

@@ -267,10 +267,10 @@ def test_a_coordinator_without_a_past_begins_to_print_where_the_records_begin() 
     assert [line["step"] for line in run.record.take_lines()] == [41, 42]
 
 
-def test_replayed_steps_have_a_digest_but_no_duration() -> None:
+def test_steps_of_a_shadow_have_a_digest_but_no_duration() -> None:
     run = Run()
     run.quiet(1, 3, 0)
-    run.steps(step(2, 3, 50, 50.001, attempt=1, outcome="replayed", role=Role.SHADOW))
+    run.steps(step(2, 3, 50, 50.001, attempt=1, role=Role.SHADOW))
     assert run.report["step_seconds"] == {"p50": 1.0, "p99": 1.0}
     assert run.report["digests"]["compared"] == 1
 

@@ -8,7 +8,7 @@ from fthsdp_operator.history import Point, history_of_log, history_of_records
 def record(step: int, replica: int, ended: float, **changes: Any) -> dict[str, Any]:
     whole = {
         "step": step, "replica": replica, "began": ended - 0.5, "ended": ended, "loss": 2.0, "contributors": [0, 1],
-        "outcome": "normal", "epoch": 1,
+        "epoch": 1,
     }  # fmt: skip
     return whole | changes
 
@@ -18,12 +18,6 @@ def test_steps_come_in_their_order_on_the_clock_of_the_run() -> None:
         [record(2, 0, 101.1), record(1, 1, 100.6), record(1, 0, 100.5), record(2, 1, 101.2)], started=100.0
     )
     assert [(p.step, round(p.time, 3), p.active) for p in points] == [(1, 0.5, 2), (2, 1.1, 2)]
-
-
-def test_a_replay_does_not_move_a_step_in_time() -> None:
-    records = [record(1, 2, 100.1, began=100.0, outcome="replayed"), record(1, 0, 100.5)]
-    (point,) = history_of_records(records, started=100.0)
-    assert point.time == 0.5
 
 
 def test_a_step_of_an_earlier_life_of_the_run_does_not_count() -> None:

@@ -184,7 +184,7 @@ class World:
             if "deletionTimestamp" not in it["metadata"]
         }
         members = tuple(
-            ReplicaStatus(replica=replica, attempt=attempt, role=Role.ACTIVE, step=step, connected=True)
+            ReplicaStatus(replica=replica, attempt=attempt, role=Role.ACTIVE, step=step)
             for replica, attempt in sorted(running)
         )
         self.coordinator = Status(epoch=1, paused=False, finished=finished, step=step, loss=2.5, replicas=members)

@@ -130,7 +130,6 @@ class Membership:
             attempt=peer.attempt,
             role=member.role if member and inside else None,
             step=peer.state.step,
-            connected=peer.connection is not None,
         )
 
     # --- events -----------------------------------------------------------------------------------------------------
@@ -180,7 +179,7 @@ class Membership:
         self._facts.give_up(replica, attempt - 1)
         peer = Peer(replica=replica, attempt=attempt, addresses=hello.addresses, connection=connection, heard=self._now)
         self._facts.peers[replica] = peer
-        self._send(peer, Welcome(silence_timeout=self._settings.silence_timeout))
+        self._send(peer, Welcome())
         self._learn(peer, hello.state)
 
     def _refuse(self, connection: int, replica: int, attempt: int, reason: str) -> None:

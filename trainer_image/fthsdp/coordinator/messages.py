@@ -171,7 +171,7 @@ class StepRecord(_Model):
     """Mean over all samples of the step."""
     digest: str
     """Of the state after this step, over all ranks of the replica; empty where it is not known (a shadow)."""
-    outcome: Literal["normal", "retried", "rolled-forward", "replayed"]
+    outcome: Literal["normal", "retried", "rolled-forward"]
     trained: tuple[tuple[int, int], ...] = ()
     """Half-open ranges of all samples of the step, of every contributor: the others may not live to tell."""
     returned: tuple[tuple[int, int], ...] = ()
@@ -201,7 +201,6 @@ class Cause(StrEnum):
     CONNECTION_LOST = "ConnectionLost"
     SILENT = "Silent"
     HUNG = "Hung"
-    DIVERGED = "StateDiverged"
     REPLACED = "Replaced"
     """A newer attempt of the same replica said hello."""
     ORPHANED = "Orphaned"
@@ -243,7 +242,6 @@ class Welcome(_Model):
     """The answer to ``Hello``."""
 
     kind: Literal["welcome"] = "welcome"
-    silence_timeout: float
 
 
 class RefusedMember(_Model):
@@ -330,7 +328,7 @@ class ReplicaStatus(_Model):
     role: Role | None
     """None: it said hello and is not yet a member."""
     step: int | None
-    connected: bool
+    """Last step applied; None while it has no full state."""
 
 
 class Status(_Model):

@@ -116,7 +116,7 @@ class RunRecord:
         self._finished: int | None = None
         self._steps: dict[int, _Step] = {}
         self._laps: dict[tuple[int, int], list[_Lap]] = defaultdict(list)
-        """Live steps by incarnation, in order, in the role of an active."""
+        """Steps by incarnation, in order, in the role of an active."""
         self._newest: dict[tuple[int, int], int] = {}
         self._joins: list[JoinRecord] = []
         self._failures: list[_Failure] = []
@@ -176,7 +176,7 @@ class RunRecord:
             self._outcomes_differ += 1
         self._compare(step, record)
         self._count_samples(step, record)
-        if record.role is Role.ACTIVE and record.outcome != "replayed":
+        if record.role is Role.ACTIVE:
             self._laps[record.replica, record.attempt].append(
                 _Lap(step=record.step, began=record.began, ended=record.ended, outcome=record.outcome)
             )

@@ -15,10 +15,8 @@ from torch.utils.data import Dataset
 
 from fthsdp.errors import ConfigError
 
-__all__ = ["VOCABULARY", "TextDataset", "standard_library"]
+__all__ = ["TextDataset", "standard_library"]
 
-VOCABULARY = 256
-"""Tokens are bytes."""
 _LEFT_OUT = frozenset({"site-packages", "dist-packages", "__pycache__", "test", "tests"})
 """Folders of the standard library's place that hold other people's code, or that many distributions leave out."""
 
