@@ -12,12 +12,11 @@ from kubernetes.aio.client import ApiClient, CoreV1Api
 from kubernetes.aio.client.exceptions import ApiException
 
 from fthsdp.errors import ConfigError
-
-from .api import coordinator_name
-from .apiserver import Access
-from .history import history_of_log
-from .render import config_map_name
-from .report import RunRecord
+from fthsdp_operator.api import coordinator_name
+from fthsdp_operator.apiserver import Access
+from fthsdp_operator.history import history_of_log
+from fthsdp_operator.render import config_map_name
+from fthsdp_operator.report import RunRecord
 
 __all__ = ["fetch_record", "log_lines"]
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fthsdp.coordinator.archive import Archive
 from fthsdp.errors import ConfigError
-
-from .history import Point, history_of_records
-from .picture import draw
-from .summary import summarise
+from fthsdp_operator.history import Point, history_of_records
+from fthsdp_operator.picture import draw
+from fthsdp_operator.summary import summarise
 
 __all__ = ["RunRecord", "publish", "read_record", "settle"]
 
@@ -23,12 +23,6 @@ class RunRecord:
 
     report: dict[str, Any]
     points: tuple[Point, ...]
-
-    def write_report(self, folder: Path) -> None:
-        """Write report.json so that a reader sees the old one or the new one."""
-        fresh = folder / "report.json.new"
-        fresh.write_text(json.dumps(self.report, indent=2) + "\n")
-        fresh.replace(folder / "report.json")
 
 
 def read_record(folder: Path) -> RunRecord:
@@ -58,7 +52,7 @@ def settle(folder: Path, *, outcome: str) -> None:
         record = read_record(folder)
     except ConfigError:
         return
-    replace(record, report=record.report | {"outcome": outcome}).write_report(folder)
+    Archive(folder).write_report(record.report | {"outcome": outcome})
 
 
 def publish(record: RunRecord, folder: Path, *, title: str) -> list[str]:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import TypeAlias
 
+from fthsdp.coordinator.archive import Archive
 from fthsdp.errors import ConfigError
 from fthsdp_operator.api import Job
 from fthsdp_operator.cluster import Manifest
@@ -127,7 +128,7 @@ def _report_from_cluster(job: str, namespace: str, kubeconfig: str | None, out: 
     folder = RunFolder.claim(out)
     try:
         (folder.logs / f"{job}-coordinator.log").write_text(log)
-        record.write_report(folder.path)
+        Archive(folder.path).write_report(record.report)
         return publish(record, folder.path, title=f"{namespace}/{job}: {record.report['replicas']} replicas")
     finally:
         folder.close()
