@@ -296,7 +296,7 @@ def _news(before: ReplicaStatus, after: ReplicaStatus) -> tuple[Event, ...]:
 
 def _failed(job: Job, observed: Observed, entry: ReplicaStatus, failure: Failure, now: float, *, over: bool) -> _Group:
     """Restart a replica: the next attempt is counted here, and all the rest follows from that number."""
-    told = [_tell(entry.index, entry.attempt, failure_line(entry.index, failure), now)]
+    told = [_tell(entry.index, entry.attempt, _failure_line(entry.index, failure), now)]
     if failure.reason == "PodDeleted" and _can_leave(job, observed, entry.index, entry.attempt, now):
         told = []
     noted = entry.model_copy(update={"last_failure": failure})
@@ -337,7 +337,7 @@ def _restart_event(entry: ReplicaStatus, failure: Failure, now: float) -> Event:
     wait = (entry.next_restart_time or now) - now
     when = f"in {wait:.0f} s" if wait > 0 else "now"
     detail = f": {policy.last_line(failure)}" if failure.message else ""
-    line = failure_line(entry.index, failure)
+    line = _failure_line(entry.index, failure)
     return Event(warning=True, reason="ReplicaFailed", message=f"{line}{detail}; attempt {entry.attempt} starts {when}")
 
 
@@ -352,10 +352,9 @@ def _delete(pods: Iterable[PodView]) -> tuple[Delete, ...]:
     return tuple(Delete(kind="Pod", name=pod.name, uid=pod.uid) for pod in pods if pod.deleted is None)
 
 
-def failure_line(replica: int, failure: Failure) -> str:
+def _failure_line(replica: int, failure: Failure) -> str:
     """Say in one short line what happened to a replica."""
-    ended = "" if failure.exit_code is None else f" exit {failure.exit_code}"
-    return f"r{replica} {failure.pod} {failure.reason}{ended}"
+    return f"r{replica} {policy.short(failure)}"
 
 
 # --- the coordinator's pod ------------------------------------------------------------------------------------------
@@ -514,7 +513,7 @@ def _last_failure(entries: tuple[ReplicaStatus, ...]) -> str | None:
     if not failures:
         return None
     _, index, failure = max(failures, key=lambda item: item[0])
-    return failure_line(index, failure)
+    return _failure_line(index, failure)
 
 
 def _conditions(

@@ -5,10 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fthsdp.exit_codes import EXIT_CONFIG, EXIT_LOST, EXIT_REFUSED
 from fthsdp_operator.api import Backoff, Failure, FailurePolicy, Job, ReplicaStatus, pod_name
 from fthsdp_operator.observe import Observed, PodView
 
-__all__ = ["EARLY_EXIT_GRACE", "Verdict", "failure_of", "judge", "last_line", "recent", "wait_before", "with_exit_code"]
+__all__ = [
+    "EARLY_EXIT_GRACE",
+    "Verdict",
+    "failure_of",
+    "judge",
+    "last_line",
+    "recent",
+    "short",
+    "wait_before",
+    "with_exit_code",
+]
 
 EARLY_EXIT_GRACE = 60.0
 """Seconds for which a pod may have exited with 0 while others of its replica still run. At the end of a run pods finish
@@ -16,13 +27,11 @@ within moments of each other; one that stays alone means that the others wait fo
 
 MESSAGE_LIMIT = 1024
 """Characters of a failure's message that are kept, from its end: there a traceback has the error."""
-CONFIG_ERROR = 2
-"""Exit code of a trainer that was given something wrong: no restart can help, as long as the job never trained."""
 
 _EXIT_CODES = {
-    CONFIG_ERROR: "a setting or an argument is wrong, see the logs",
-    75: "it was out of step with the others and asked to be started again",
-    77: "the coordinator refused it",
+    EXIT_CONFIG: "a setting or an argument is wrong, see the logs",
+    EXIT_LOST: "it was out of step with the others and asked to be started again",
+    EXIT_REFUSED: "the coordinator refused it",
 }
 _DISRUPTIONS = {
     "EvictionByEvictionAPI": "Evicted",
@@ -149,8 +158,9 @@ class Verdict:
 
 def judge(policy: FailurePolicy, entry: ReplicaStatus, failure: Failure, now: float, *, trained: bool) -> Verdict:
     """Decide about a replica that failed; ``trained``: the job has at least one final step."""
-    if failure.exit_code == CONFIG_ERROR and failure.reason == "Error" and not trained:
-        return Verdict(give_up="ConfigError", message=f"{_pod(failure)}: {last_line(failure)}")
+    # No restart can help, as long as the job never trained.
+    if failure.exit_code == EXIT_CONFIG and failure.reason == "Error" and not trained:
+        return Verdict(give_up="ConfigError", message=f"{short(failure)}: {last_line(failure)}")
     budget = policy.per_replica
     used = recent(entry.recent_restarts, budget.window_seconds, now)
     if len(used) >= budget.limit:
@@ -158,7 +168,7 @@ def judge(policy: FailurePolicy, entry: ReplicaStatus, failure: Failure, now: fl
             give_up="RestartBudgetExhausted",
             message=(
                 f"replica {entry.index} failed again after {len(used)} restarts within {budget.window_seconds} s"
-                f" (failurePolicy.perReplica.limit is {budget.limit}), last: {_pod(failure)}"
+                f" (failurePolicy.perReplica.limit is {budget.limit}), last: {short(failure)}"
             ),
         )
     return Verdict(restart_at=now + wait_before(len(used), policy.backoff))
@@ -169,7 +179,8 @@ def last_line(failure: Failure) -> str:
     return failure.message.rpartition("\n")[2].strip()
 
 
-def _pod(failure: Failure) -> str:
+def short(failure: Failure) -> str:
+    """Say in a few words what happened to which pod."""
     ended = "" if failure.exit_code is None else f" exit {failure.exit_code}"
     return f"{failure.pod} {failure.reason}{ended}"
 

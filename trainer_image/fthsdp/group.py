@@ -34,14 +34,15 @@ from torch.distributed.rendezvous import rendezvous
 from torch.utils.data import default_collate
 
 from fthsdp.attempt import Attempt
-from fthsdp.catchup.shelf import Fetcher, Shelf
+from fthsdp.catchup.shelf import FETCH, Fetcher, Shelf
 from fthsdp.coordinator.client import LeaderClient
 from fthsdp.coordinator.messages import StepRecord
 from fthsdp.data.sampler import order
 from fthsdp.decisions import Decisions, Over
 from fthsdp.endpoint import Endpoint
-from fthsdp.environment import MASTER_ADDR, Identity, read_job_key
+from fthsdp.environment import MASTER_ADDR, MASTER_PORT, Identity, read_job_key
 from fthsdp.errors import ConfigError, Refused, ReplicaLost, RingBroken
+from fthsdp.exit_codes import EXIT_CONFIG, EXIT_LOST, EXIT_REFUSED, EXIT_TERMINATED
 from fthsdp.ftar import Engine, FtarSettings
 from fthsdp.member import Leader
 from fthsdp.ranges import Range
@@ -51,27 +52,9 @@ from fthsdp.step_records import Recorder
 from fthsdp.steploop import Parts, StepLoop
 from fthsdp.vote import gather
 
-__all__ = [
-    "EXIT_CONFIG",
-    "EXIT_LOST",
-    "EXIT_REFUSED",
-    "EXIT_TERMINATED",
-    "Dataset",
-    "ReplicaGroup",
-    "Step",
-    "replica_group",
-]
+__all__ = ["Dataset", "ReplicaGroup", "Step", "replica_group"]
 
 log = logging.getLogger(__name__)
-
-EXIT_CONFIG = 2
-"""Bad input: starting again does not help."""
-EXIT_LOST = 75
-"""This replica has to start again and catch up from the others."""
-EXIT_REFUSED = 77
-"""The coordinator turned this replica away: a newer attempt of it runs, or the key is wrong."""
-EXIT_TERMINATED = 143
-"""Told to stop, and the coordinator did not let go in time."""
 
 _START_TIMEOUT = 300.0
 """Seconds that the ranks of a replica wait for each other at the start: scheduling and image pulls take minutes."""
@@ -158,6 +141,8 @@ class ReplicaGroup:
         """Whether the run is over: its last step is final. False after being let go at a boundary."""
         self.log_final = False
         """Print the loss of each final step (one replica does)."""
+        self._let_go = threading.Event()
+        """The run is over for this replica: finished, or let go at a boundary."""
         self._key = key
         self._started = started
         self._process_group = _join_replica(identity)
@@ -165,7 +150,7 @@ class ReplicaGroup:
         """The ranks of this replica: give it to ``fully_shard``."""
         self._endpoint = Endpoint(host=identity.host, key=key, job=identity.job)
         self._shelf = Shelf()
-        self._endpoint.serve("fetch", self._shelf.serve)
+        self._endpoint.serve(FETCH, self._shelf.serve)
         self._reporter: Reporter | None = None
         self._engine = Engine(
             identity=identity,
@@ -221,6 +206,7 @@ class ReplicaGroup:
                 step._check_complete()
                 loop.finish(attempt, samples=step.trained, loss_sum=step.loss_sum)
         except Over as over:
+            self._let_go.set()
             self.finished = over.finished
             if over.finished and self._shell is not None:
                 self._shell.wait(lambda leader: leader.bye or None, _BYE_TIMEOUT)
@@ -292,13 +278,13 @@ class ReplicaGroup:
         """Ask to be let go at the next boundary; end the process when that takes too long."""
         assert self._reporter is not None
         self._reporter.leaving("SIGTERM")
-        time.sleep(_LEAVE_TIMEOUT)
-        log.warning("not let go within %.0f s of SIGTERM", _LEAVE_TIMEOUT)
-        os._exit(EXIT_TERMINATED)
+        if not self._let_go.wait(_LEAVE_TIMEOUT):
+            log.warning("not let go within %.0f s of SIGTERM", _LEAVE_TIMEOUT)
+            os._exit(EXIT_TERMINATED)
 
     def close(self) -> None:
-        """End all connections and threads."""
-        self._engine.close(linger=2.0)
+        """End all connections and threads: in good order when the run is over, at once when something went wrong."""
+        self._engine.close(linger=2.0 if self._let_go.is_set() else 0.0)
         if self._shell is not None:
             self._shell.close()
         if self._follower is not None:
@@ -351,7 +337,7 @@ def _join_replica(identity: Identity) -> dist.ProcessGroup:
     if MASTER_ADDR not in os.environ and identity.world_size > 1:
         raise ConfigError(f"{MASTER_ADDR} is not set: the ranks of this replica cannot find each other")
     os.environ.setdefault(MASTER_ADDR, "127.0.0.1")
-    os.environ.setdefault("MASTER_PORT", "0")
+    os.environ.setdefault(MASTER_PORT, "0")
     store, rank, size = next(
         rendezvous(
             "env://", rank=identity.rank, world_size=identity.world_size, timeout=timedelta(seconds=_START_TIMEOUT)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fthsdp.errors import ConfigError
+from fthsdp.exit_codes import EXIT_CONFIG
 from fthsdp_operator.api import ATTEMPT_LABEL, REPLICA_LABEL, ROLE_LABEL, Role
 from fthsdp_operator.local import podstatus
 from fthsdp_operator.local.addresses import Addresses, coordinator_arguments
@@ -23,8 +24,6 @@ __all__ = ["Kubelet"]
 
 Json = dict[str, Any]
 
-CONFIGURATION_ERROR = 2
-"""Exit code that is reported for a pod that could not be started because its manifest asks for what is not here."""
 _MESSAGE_BYTES = 2048
 """Of the end of the log, as the message of a failed container: the kubelet's FallbackToLogsOnError."""
 DEFAULT_GRACE = 30.0
@@ -71,7 +70,7 @@ class Kubelet:
         try:
             launch = self._prepare(pod)
         except ConfigError as error:
-            self._ended(namespace, name, CONFIGURATION_ERROR, str(error), reason="CreateContainerConfigError")
+            self._ended(namespace, name, EXIT_CONFIG, str(error), reason="CreateContainerConfigError")
             return
         await self._launch(namespace, name, launch)
 

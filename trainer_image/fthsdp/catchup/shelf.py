@@ -20,9 +20,10 @@ from fthsdp.coordinator.messages import Assigned
 from fthsdp.errors import ConnectionLost, NotReady, WireError
 from fthsdp.wire import Json, open_blocking, receive_frame, send_frame
 
-__all__ = ["Fetcher", "Outcome", "Shelf", "Stripe"]
+__all__ = ["FETCH", "Fetcher", "Outcome", "Shelf", "Stripe"]
 
-PURPOSE = "fetch"
+FETCH = "fetch"
+"""Purpose of such a connection in its handshake."""
 _PIECE = 4 << 20
 """Bytes handed to the kernel at a time."""
 _PEER_CHECK = 1.0
@@ -94,7 +95,7 @@ class Shelf:
     # --- serving
 
     def serve(self, sock: socket.socket, hello: Json) -> None:
-        """Serve one fetch; the handler of the endpoint's purpose ``fetch``."""
+        """Serve one fetch; the handler of the purpose ``FETCH``."""
         with sock:
             try:
                 match hello:
@@ -164,7 +165,7 @@ class Fetcher:
         and returns where the bytes go. Raises ConnectionLost, NotReady, WireError.
         """
         details: Json = {"what": "stripe", "shadow": shadow, "epoch": epoch}
-        with open_blocking(address, self.key, job=self.job, purpose=PURPOSE, details=details, timeout=10.0) as sock:
+        with open_blocking(address, self.key, job=self.job, purpose=FETCH, details=details, timeout=10.0) as sock:
             opened(sock)
             head = self._head(sock)
             self._receive_raw(sock, into(head))
@@ -173,7 +174,7 @@ class Fetcher:
     def outcome(self, address: str, step: int, sizes: Sequence[int]) -> Outcome:
         """Fetch the outcome of a step whose buckets have these sizes; raises ConnectionLost, NotReady, WireError."""
         details: Json = {"what": "outcome", "step": step}
-        with open_blocking(address, self.key, job=self.job, purpose=PURPOSE, details=details, timeout=10.0) as sock:
+        with open_blocking(address, self.key, job=self.job, purpose=FETCH, details=details, timeout=10.0) as sock:
             head = self._head(sock)
             if head.get("sizes") != list(sizes):
                 raise WireError(f"{address} has buckets of {head.get('sizes')!r} elements, this rank of {list(sizes)}")

@@ -20,21 +20,20 @@ from fthsdp.coordinator.server import Coordinator
 from fthsdp.coordinator.store import EpochStore, FileStore, StoreConflict
 from fthsdp.environment import JOB_KEY_FILE, read_job_key
 from fthsdp.errors import ConfigError
+from fthsdp.exit_codes import EXIT_CONFIG, EXIT_TERMINATED
 
 __all__ = ["main"]
 
 log = logging.getLogger("fthsdp.coordinator")
 
 DEFAULT_PORT = 29400
-CONFIGURATION_ERROR = 2
-TOLD_TO_STOP = 128 + signal.SIGTERM
 
 
 class _Parser(argparse.ArgumentParser):
     """Answers bad arguments with one sentence."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(CONFIGURATION_ERROR, f"{self.prog}: {message}\n")
+        self.exit(EXIT_CONFIG, f"{self.prog}: {message}\n")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -43,8 +42,8 @@ def _parser() -> argparse.ArgumentParser:
         description="Decides who is a member of a training job's replicas, under which epoch, and how a broken step"
         " ends. One process per job. Killed and started again with the same store, it goes on where it was.",
         epilog="Prints one JSON object per final step on stdout, and its log on stderr. Exit codes: 0 the run has"
-        f" finished; {CONFIGURATION_ERROR} something is wrong with the arguments, the key or the store; 1 another"
-        f" coordinator of this job took over; {TOLD_TO_STOP} stopped by SIGTERM.",
+        f" finished; {EXIT_CONFIG} something is wrong with the arguments, the key or the store; 1 another"
+        f" coordinator of this job took over; {EXIT_TERMINATED} stopped by SIGTERM.",
         allow_abbrev=False,
     )
     need = parser.add_argument_group("required")
@@ -94,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return asyncio.run(_run(args))
     except ConfigError as error:
         print(f"python -m fthsdp.coordinator: {error}", file=sys.stderr)
-        return CONFIGURATION_ERROR
+        return EXIT_CONFIG
     except StoreConflict as error:
         log.error("%s", error)
         return 1
@@ -124,7 +123,7 @@ async def _run(args: argparse.Namespace) -> int:
         finished = await coordinator.run(args.host, args.port, stop=stop)
     except OSError as error:
         raise ConfigError(f"cannot listen on {args.host}:{args.port}: {error.strerror or error}") from error
-    return 0 if finished else TOLD_TO_STOP
+    return 0 if finished else EXIT_TERMINATED
 
 
 async def _open_store(text: str) -> EpochStore:
