@@ -27,6 +27,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+__all__ = ["main"]
+
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 WHOLE_POD = frozenset({signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT})
