@@ -1,7 +1,7 @@
 """``fthsdp``: the command line. It parses, calls, and turns errors into one sentence and an exit code.
 
-Exit codes: 0 done, 1 it did not work, 2 what was asked for was wrong. Everything heavy is imported by the command that
-needs it.
+Exit codes: 0 done, 1 it did not work, 2 what was asked for was wrong, 130 interrupted, 141 nobody reads the output any
+more. Everything heavy is imported by the command that needs it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import logging
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -32,7 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         chosen = _parser(given[0] if given else "").parse_args(given)
-        return int(chosen.run(chosen))
+        code = int(chosen.run(chosen))
+        sys.stdout.flush()
+        return code
     except ModuleNotFoundError as error:
         return _complain(_missing(error), 2)
     except ConfigError as error:
@@ -40,7 +43,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except FthsdpError as error:
         return _complain(str(error), 1)
     except KeyboardInterrupt:
-        return 130
+        return 128 + signal.SIGINT
+    except BrokenPipeError:
+        return _unread()
+
+
+def _unread() -> int:
+    """Be as quiet as any other command when ``head`` has read enough, also when the interpreter flushes at exit."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+    return 128 + signal.SIGPIPE
 
 
 def _complain(sentence: str, code: int) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -35,6 +37,17 @@ def test_help_names_all_commands(capsys: pytest.CaptureFixture[str]) -> None:
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["version"]) == 0
     assert capsys.readouterr().out.startswith("fthsdp ")
+
+
+def test_output_that_nobody_reads_to_its_end_is_no_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as unread:
+        monkeypatch.setattr(sys, "stdout", unread)
+        assert cli.main(["version"]) == 141
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("arguments", [["operator"], ["operator", "--kubeconfig", "nowhere.yaml"]])
