@@ -208,17 +208,21 @@ def test_lost_and_repeated_samples_are_found() -> None:
     assert run.report["samples"] == {"trained": 22, "duplicated": 2, "missing": 2, "pending": 0}
 
 
-def test_samples_of_a_contributor_that_died_before_telling_are_taken_for_trained() -> None:
-    run = Run()
-    run.steps(step(0, 1, 0, 1, trained=()), step(2, 1, 0, 1, trained=()))
-    # Replica 1 contributed samples 4…7 of the twelve, and nobody says which they were.
-    assert run.report["samples"] == {"trained": 12, "duplicated": 0, "missing": 0, "pending": 0}
+def shadow(number: int) -> StepRecord:
+    """A step as a replica recorded it that was catching up."""
+    return step(2, number, number - 1, number, role=Role.SHADOW, samples=(), trained=())
 
 
-def test_what_single_contributors_told_is_replaced_by_what_one_knows_of_all() -> None:
+def test_samples_of_a_step_of_which_only_a_shadow_lives_to_tell_are_taken_for_trained() -> None:
     run = Run()
-    run.steps(step(0, 1, 0, 1, trained=()), step(1, 1, 0, 1), step(2, 1, 0, 1, trained=()))
-    assert run.report["samples"] == {"trained": 12, "duplicated": 0, "missing": 0, "pending": 0}
+    run.steps(step(0, 1, 0, 1), shadow(2), step(0, 3, 2, 3))
+    assert run.report["samples"] == {"trained": 36, "duplicated": 0, "missing": 0, "pending": 0}
+
+
+def test_a_step_counts_once_whether_its_samples_are_told_before_or_after_a_shadow_s_record() -> None:
+    run = Run()
+    run.steps(shadow(1), step(0, 1, 0, 1), step(0, 2, 1, 2), shadow(2))
+    assert run.report["samples"] == {"trained": 24, "duplicated": 0, "missing": 0, "pending": 0}
 
 
 def test_digests_and_outcomes_that_differ_are_counted() -> None:

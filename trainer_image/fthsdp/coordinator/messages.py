@@ -173,9 +173,10 @@ class StepRecord(_Model):
     """Of the state after this step, over all ranks of the replica; empty where it is not known (a shadow)."""
     outcome: Literal["normal", "retried", "rolled-forward"]
     trained: tuple[tuple[int, int], ...] = ()
-    """Half-open ranges of all samples of the step, of every contributor: the others may not live to tell."""
+    """Half-open ranges of all samples of the step, of every contributor: the others may not live to tell. Empty where
+    they are not known (a shadow)."""
     returned: tuple[tuple[int, int], ...] = ()
-    """Half-open ranges that wait to be dealt again after this step."""
+    """Half-open ranges that wait to be dealt again after this step; as ``trained``."""
 
 
 class JoinRecord(_Model):

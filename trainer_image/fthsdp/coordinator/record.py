@@ -11,7 +11,7 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -92,9 +92,8 @@ class _Step:
     contributors: tuple[int, ...]
     total_samples: int
     digest: str = ""
-    ranges: list[Range] = field(default_factory=list)
-    complete: bool = False
-    """The ranges are those of all contributors."""
+    told: bool = False
+    """Which samples it trained is known."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -125,7 +124,10 @@ class RunRecord:
         self._printed: int | None = None
         self._trained: tuple[Range, ...] = ()
         self._returned: tuple[int, tuple[Range, ...]] = (0, ())
-        self._dealt = self._untold = 0
+        self._dealt = 0
+        """Samples of the steps that have told theirs."""
+        self._untold = 0
+        """Samples of the other steps: nobody has recorded them but replicas that were catching up."""
         self._compared = self._mismatched = self._outcomes_differ = 0
         self.step = 0
         """Newest final step."""
@@ -194,26 +196,14 @@ class RunRecord:
         step.digest = step.digest or record.digest
 
     def _count_samples(self, step: _Step, record: StepRecord) -> None:
-        if step.complete:
+        if step.told or not record.trained:
             return
-        told = record.trained or record.samples
-        if record.trained:
-            # Replaces what single contributors had told of this step.
-            self._withdraw_ranges(step)
-            step.complete = True
-        step.ranges += told
-        self._dealt += count(told)
-        self._untold -= count(told)
-        self._trained = union((*self._trained, *told))
-        if record.step >= self._returned[0] and record.trained:
+        step.told = True
+        self._dealt += count(record.trained)
+        self._untold -= step.total_samples
+        self._trained = union((*self._trained, *record.trained))
+        if record.step >= self._returned[0]:
             self._returned = (record.step, record.returned)
-
-    def _withdraw_ranges(self, step: _Step) -> None:
-        if step.ranges:
-            self._dealt -= count(step.ranges)
-            self._untold += count(step.ranges)
-            step.ranges = []
-            self._trained = union(r for s in self._steps.values() for r in s.ranges)
 
     def _forget_steps(self) -> None:
         """The run starts from its beginning: what was trained before does not count."""
@@ -261,7 +251,7 @@ class RunRecord:
         return None if self._began is None else round(at - self._began, 6)
 
     def _samples(self) -> dict[str, int]:
-        """Samples of contributors of which nobody told the ranges are taken for those that fill the holes."""
+        """Samples of steps that nobody told the ranges of are taken for those that fill the holes."""
         end = self._trained[-1][1] if self._trained else 0
         holes = subtract([(0, end)], self._trained)
         pending = count(holes) - count(subtract(holes, self._returned[1]))
