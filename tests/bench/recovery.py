@@ -1,9 +1,9 @@
-"""What a death and a rejoin cost the survivors, with compute emulated as an accelerator would leave the processors free.
+"""What a death and a rejoin cost the survivors, with compute emulated as an accelerator would leave it.
 
     python tests/bench/recovery.py [--repetitions 3] [--json FILE]
 
-Runs the example job with a replica killed on the way, several times, and prints medians and ranges beside what they must
-be. Exits 1 when a median misses.
+Runs the example job with a replica killed on the way, several times, and prints medians and ranges beside what they
+must be. Exits 1 when a median misses.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ class StepLoop:
     def _settle(self, attempt: Attempt) -> None:
         """Commit the step of ``attempt``: at once, retried or rolled forward; raises Over, ReplicaLost."""
         how: Ending = "normal"
-        outcome = attempt.result(self.begun, self._idle)
+        outcome = attempt.result(self.begun, self._spare_time())
         while not self._voted(outcome, how):
             attempt, how, outcome = self._recover(attempt)
 
@@ -148,7 +148,7 @@ class StepLoop:
             attempt = self._shadow_attempt()
         else:
             attempt.again(self._parts.port.heard)
-        return attempt, "retried", attempt.result(self.begun, self._idle)
+        return attempt, "retried", attempt.result(self.begun, self._spare_time())
 
     def _voted(self, outcome: Outcome | None, how: Ending) -> bool:
         """Let the replica vote on the step, and commit it when all ranks have it. Return whether it is committed."""
@@ -392,8 +392,9 @@ class StepLoop:
         self._parts.recorder.caught_up(int(tally.sum("downloaded")), catchup.replayed)
         log.info("caught up at step %d: %d bytes, %d steps replayed", self.step, catchup.bytes, catchup.replayed)
 
-    def _idle(self) -> bool:
-        return self._catchup is not None and self._catchup.work()
+    def _spare_time(self) -> Callable[[], bool] | None:
+        """What to do while a ring works: a shadow catches up."""
+        return None if self._catchup is None else self._catchup.work
 
     def _await_install(self) -> EpochRecord:
         """Wait for the coordinator's decision; a shadow goes on with its catch-up meanwhile."""
@@ -409,7 +410,7 @@ class StepLoop:
     def _catch_up_in_pause(self) -> None:
         """No step passes, so nothing that is kept can be undone: all of it is replayed."""
         assert self._catchup is not None
-        self._idle()
+        self._catchup.work()
         tally = vote(self._ballot(None), self._parts.process_group)
         if not tally.all("current"):
             return

@@ -7,7 +7,6 @@ from itertools import accumulate
 from pathlib import Path
 
 import pytest
-
 from tests.local.training.job import Job, assert_sound, running
 
 pytestmark = pytest.mark.local
