@@ -13,10 +13,11 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from fthsdp.scramble import GAMMA, MASK, scramble
+
 __all__ = ["digest"]
 
 _COLUMNS = 1024
-_MASK = (1 << 64) - 1
 
 
 def digest(tensors: Iterable[Tensor]) -> int:
@@ -32,7 +33,7 @@ def digest(tensors: Iterable[Tensor]) -> int:
     for found in sums.values():
         values = torch.stack([value for _, value in found]).tolist()  # the only wait for the device
         total += sum(weight * value for (weight, _), value in zip(found, values, strict=True))
-    return total & _MASK
+    return total & MASK
 
 
 def _weighted_sum(tensor: Tensor) -> Tensor:
@@ -62,9 +63,6 @@ def _weights(device: torch.device) -> Tensor:
 
 
 def _odd(position: int) -> int:
-    """Return the odd weight of a position, as a signed 64-bit number (SplitMix64)."""
-    value = ((position + 1) * 0x9E3779B97F4A7C15) & _MASK
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
-    value = (value ^ (value >> 31)) | 1
+    """Return the odd weight of a position, as a signed 64-bit number."""
+    value = scramble(position * GAMMA) | 1
     return value - (1 << 64) if value >> 63 else value

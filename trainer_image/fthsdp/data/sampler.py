@@ -13,6 +13,7 @@ from typing import Any
 
 from fthsdp.errors import WireError
 from fthsdp.ranges import Range, subtract, union
+from fthsdp.scramble import MASK, scramble
 
 __all__ = ["Assignment", "SamplerState", "assign", "commit", "order"]
 
@@ -83,16 +84,7 @@ def commit(state: SamplerState, assigned: Assignment, contributors: Iterable[int
 
 # --- the order of the dataset ---------------------------------------------------------------------------------------
 
-_MASK = (1 << 64) - 1
 _ROUNDS = 4
-
-
-def _mix(value: int) -> int:
-    """Scramble 64 bits (the finalizer of SplitMix64)."""
-    value = (value + 0x9E3779B97F4A7C15) & _MASK
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
-    return value ^ (value >> 31)
 
 
 def order(sample: int, length: int, seed: int) -> int:
@@ -105,7 +97,7 @@ def order(sample: int, length: int, seed: int) -> int:
     assert length > 0
     pass_number, index = divmod(sample, length)
     half = ((length - 1).bit_length() + 1) // 2
-    key = _mix(_mix(seed & _MASK) ^ (pass_number & _MASK))
+    key = scramble(scramble(seed & MASK) ^ (pass_number & MASK))
     while True:
         index = _feistel(index, half, key)
         if index < length:
@@ -116,5 +108,5 @@ def _feistel(value: int, half: int, key: int) -> int:
     mask = (1 << half) - 1
     left, right = value >> half, value & mask
     for turn in range(_ROUNDS):
-        left, right = right, left ^ (_mix(key ^ (turn << 56) ^ right) & mask)
+        left, right = right, left ^ (scramble(key ^ (turn << 56) ^ right) & mask)
     return left << half | right
