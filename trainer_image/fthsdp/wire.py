@@ -261,14 +261,14 @@ async def read_frame(reader: asyncio.StreamReader, *, largest: int = LARGEST_FRA
 
 
 async def open_async(
-    address: str, key: bytes, *, job: str, purpose: str, details: Json | None = None, timeout: float
+    address: str, key: bytes, *, job: str, purpose: str, timeout: float
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Dial ``address`` and shake hands within ``timeout`` seconds; raises ConnectionLost or Refused."""
     try:
         async with asyncio.timeout(timeout):
             reader, writer = await asyncio.open_connection(*parse_address(address))
             try:
-                handshake = ClientHandshake(key, job=job, purpose=purpose, details=details)
+                handshake = ClientHandshake(key, job=job, purpose=purpose)
                 writer.write(encode_frame(handshake.hello))
                 writer.write(encode_frame(handshake.answer(await read_frame(reader, largest=LARGEST_HELLO))))
                 handshake.finish(await read_frame(reader, largest=LARGEST_HELLO))

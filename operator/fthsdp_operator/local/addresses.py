@@ -10,11 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fthsdp.environment import COORDINATOR, MASTER_ADDR, MASTER_PORT
-from fthsdp_operator.local.ports import free_port
+from fthsdp_operator.local.ports import LOCALHOST, free_port
 
 __all__ = ["Addresses", "coordinator_arguments"]
-
-_HOST = "127.0.0.1"
 
 
 class Addresses:
@@ -28,7 +26,7 @@ class Addresses:
     @property
     def coordinator(self) -> str:
         """host:port"""
-        return f"{_HOST}:{self.coordinator_port}"
+        return f"{LOCALHOST}:{self.coordinator_port}"
 
     def variables(self, replica: str, attempt: str) -> dict[str, str]:
         """Return the environment variables that name another host in the manifest of a training pod."""
@@ -38,9 +36,9 @@ class Addresses:
         port = str(self._rendezvous[key])
         return {
             COORDINATOR: self.coordinator,
-            MASTER_ADDR: _HOST,
+            MASTER_ADDR: LOCALHOST,
             MASTER_PORT: port,
-            "PET_MASTER_ADDR": _HOST,
+            "PET_MASTER_ADDR": LOCALHOST,
             "PET_MASTER_PORT": port,
         }
 

@@ -137,7 +137,9 @@ def transfer(source: TrainState, target: TrainState) -> None:
     whole = source.snapshot()
     assembler = StripeAssembler(json.loads(json.dumps(whole.meta)))
     for index in (2, 0, 1):
-        assembler.fill(*copy_stripe(whole, index, 3))
+        part, data = copy_stripe(whole, index, 3)
+        assembler.window(part)[:] = data
+        assembler.filled(part)
     target.restore(assembler.snapshot())
 
 

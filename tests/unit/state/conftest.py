@@ -122,7 +122,9 @@ def transfer(source: TrainState, target: TrainState, donors: int = 3) -> None:
     whole = source.snapshot()
     assembler = StripeAssembler(whole.meta)
     for index in range(donors):
-        assembler.fill(*copy_stripe(whole, index, donors))
+        part, data = copy_stripe(whole, index, donors)
+        assembler.window(part)[:] = data
+        assembler.filled(part)
     target.restore(assembler.snapshot())
 
 

@@ -26,6 +26,10 @@ FETCH = "fetch"
 """Purpose of such a connection in its handshake."""
 _PIECE = 4 << 20
 """Bytes handed to the kernel at a time."""
+_CONNECT_TIMEOUT = 10.0
+"""Seconds for connecting and the handshake."""
+_SILENCE_TIMEOUT = 10.0
+"""Seconds without a byte after which a fetch in progress is given up."""
 _PEER_CHECK = 1.0
 """Seconds between looks whether a waiting peer is still there."""
 
@@ -147,8 +151,6 @@ class Fetcher:
 
     key: bytes
     job: str
-    silence_timeout: float = 10.0
-    """Seconds without a byte after which a fetch in progress is given up."""
 
     def stripe(
         self,
@@ -165,7 +167,7 @@ class Fetcher:
         and returns where the bytes go. Raises ConnectionLost, NotReady, WireError.
         """
         details: Json = {"what": "stripe", "shadow": shadow, "epoch": epoch}
-        with open_blocking(address, self.key, job=self.job, purpose=FETCH, details=details, timeout=10.0) as sock:
+        with self._open(address, details) as sock:
             opened(sock)
             head = self._head(sock)
             self._receive_raw(sock, into(head))
@@ -174,7 +176,7 @@ class Fetcher:
     def outcome(self, address: str, step: int, sizes: Sequence[int]) -> Outcome:
         """Fetch the outcome of a step whose buckets have these sizes; raises ConnectionLost, NotReady, WireError."""
         details: Json = {"what": "outcome", "step": step}
-        with open_blocking(address, self.key, job=self.job, purpose=FETCH, details=details, timeout=10.0) as sock:
+        with self._open(address, details) as sock:
             head = self._head(sock)
             if head.get("sizes") != list(sizes):
                 raise WireError(f"{address} has buckets of {head.get('sizes')!r} elements, this rank of {list(sizes)}")
@@ -189,11 +191,14 @@ class Fetcher:
         except (KeyError, TypeError, ValueError) as error:
             raise WireError(f"{address} sent an outcome that cannot be read: {error}") from error
 
+    def _open(self, address: str, details: Json) -> socket.socket:
+        return open_blocking(address, self.key, job=self.job, purpose=FETCH, details=details, timeout=_CONNECT_TIMEOUT)
+
     def _head(self, sock: socket.socket) -> Json:
         head = receive_frame(sock)
         if "gone" in head:
             raise NotReady(str(head["gone"]))
-        sock.settimeout(self.silence_timeout)
+        sock.settimeout(_SILENCE_TIMEOUT)
         return head
 
     def _receive_raw(self, sock: socket.socket, into: memoryview) -> None:

@@ -87,11 +87,6 @@ class Snapshot:
         described = [[_NAMES[tensor.dtype], list(tensor.shape)] for tensor in tensors]
         return cls(meta={"tensors": described, "content": content}, tensors=tuple(tensors))
 
-    @property
-    def total_bytes(self) -> int:
-        """Length of the run of bytes."""
-        return _length(_read_layout(self.meta))
-
 
 def _length(places: Sequence[_Place]) -> int:
     return places[-1].stop if places else 0
@@ -137,6 +132,7 @@ class StripeAssembler:
         self._meta = meta
         self._places = _read_layout(meta)
         self.total_bytes = _length(self._places)
+        """Length of the run of bytes."""
         self._bytes = torch.empty(self.total_bytes, dtype=torch.uint8)
         self._memory = self._bytes.numpy().data
         self._filled: tuple[Range, ...] = ()
@@ -157,14 +153,6 @@ class StripeAssembler:
         """Note that the bytes ``part`` are there."""
         with self._lock:
             self._filled = union([*self._filled, part])
-
-    def fill(self, part: Range, data: bytes | bytearray | memoryview) -> None:
-        """Copy ``data``, the bytes ``part``; raises WireError."""
-        window = self.window(part)
-        if len(window) != len(data):
-            raise WireError(f"{len(data)} bytes came for the {len(window)} from {part[0]} to {part[1]}")
-        window[:] = data
-        self.filled(part)
 
     @property
     def missing(self) -> tuple[Range, ...]:
