@@ -62,6 +62,7 @@ class Buckets:
             slot.parameter.register_post_accumulate_grad_hook(partial(self._accumulated, slot))  # type: ignore[no-untyped-call]
 
     def arm(self, on_ready: OnReady) -> None:
+        """Take the gradients of the next backward as final, and hand the buckets over."""
         if not self._flat:
             self._flat = [torch.zeros(size, device=self._device(number)) for number, size in enumerate(self._sizes)]
         self._missing = [{slot.name for slot in self._slots if slot.bucket == b} for b in range(len(self._sizes))]

@@ -80,7 +80,7 @@ FAREWELL_TIMEOUT = 5.0
 """Seconds in which leaders may still hand over records after the run's end, and in which a dropped one is flushed."""
 STORE_BACKOFF = (0.1, 5.0)
 """First and longest pause in seconds between attempts to reach the store."""
-LEAST_KEEPALIVE = 30
+KEEPALIVE_AFTER = 30
 """Seconds of silence after which the kernel asks whether the host on the other side is still there."""
 
 
@@ -390,7 +390,7 @@ def _watch_host(writer: asyncio.StreamWriter) -> None:
     sock = writer.get_extra_info("socket")
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    for name, value in (("TCP_KEEPIDLE", LEAST_KEEPALIVE), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
+    for name, value in (("TCP_KEEPIDLE", KEEPALIVE_AFTER), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
         if hasattr(socket, name):
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
