@@ -11,6 +11,7 @@ import aiohttp
 from kubernetes.aio.client import ApiClient, CoreV1Api
 from kubernetes.aio.client.exceptions import ApiException
 
+from fthsdp.coordinator.configmap_store import REPORT
 from fthsdp.errors import ConfigError
 from fthsdp_operator.api import coordinator_name
 from fthsdp_operator.apiserver import Access
@@ -19,9 +20,6 @@ from fthsdp_operator.render import config_map_name
 from fthsdp_operator.report import RunRecord
 
 __all__ = ["fetch_record", "log_lines"]
-
-REPORT_KEY = "report.json"
-"""Key of the ConfigMap under which the coordinator keeps the report."""
 
 
 async def fetch_record(access: Access, *, namespace: str, job: str) -> tuple[RunRecord, str]:
@@ -35,7 +33,7 @@ async def fetch_record(access: Access, *, namespace: str, job: str) -> tuple[Run
             raise ConfigError(f"job {namespace}/{job}: {_words(error)}") from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise ConfigError(f"job {namespace}/{job}: the API server does not answer: {error}") from error
-    text = (stored.data or {}).get(REPORT_KEY)
+    text = (stored.data or {}).get(REPORT)
     if text is None:
         raise ConfigError(f"job {namespace}/{job} has no report yet: its coordinator writes one once the run has begun")
     report = json.loads(text)

@@ -85,13 +85,7 @@ def training_pod(job: Job, *, replica: int, attempt: int, index: int) -> Manifes
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {
-            "name": name,
-            "namespace": job.namespace,
-            "labels": (metadata.get("labels") or {}) | ours,
-            "annotations": metadata.get("annotations") or {},
-            "ownerReferences": _owner(job),
-        },
+        "metadata": _metadata(job, name, (metadata.get("labels") or {}) | ours, metadata.get("annotations") or {}),
         "spec": spec,
     }
 
@@ -146,13 +140,7 @@ def coordinator_pod(job: Job, *, image: str) -> Manifest:
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {
-            "name": name,
-            "namespace": job.namespace,
-            "labels": _labels(job, Role.COORDINATOR),
-            "annotations": {CONFIG_ANNOTATION: coordinator_config(job)},
-            "ownerReferences": _owner(job),
-        },
+        "metadata": _metadata(job, name, _labels(job, Role.COORDINATOR), {CONFIG_ANNOTATION: coordinator_config(job)}),
         "spec": {
             "hostname": name,
             "subdomain": job.name,
@@ -239,13 +227,17 @@ def _service(job: Job) -> Manifest:
 
 
 def _object(job: Job, api_version: str, kind: str, name: str, rest: Mapping[str, Any]) -> Manifest:
-    metadata = {
+    return {"apiVersion": api_version, "kind": kind, "metadata": _metadata(job, name, _labels(job, None), {}), **rest}
+
+
+def _metadata(job: Job, name: str, labels: Mapping[str, str], annotations: Mapping[str, str]) -> Manifest:
+    return {
         "name": name,
         "namespace": job.namespace,
-        "labels": _labels(job, None),
+        "labels": dict(labels),
+        "annotations": dict(annotations),
         "ownerReferences": _owner(job),
     }
-    return {"apiVersion": api_version, "kind": kind, "metadata": metadata, **rest}
 
 
 def _labels(job: Job, role: Role | None) -> dict[str, str]:

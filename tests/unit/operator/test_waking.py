@@ -90,17 +90,22 @@ def test_a_job_whose_status_alone_changed_is_not_looked_at() -> None:
     asyncio.run(story())
 
 
+async def loses_a_pod(world: Watched, reconciler: Reconciler) -> None:
+    """A pod ends when it is deleted: the next attempt comes, and the exit code is known although the pod is gone."""
+    gone = world.pod("r2-a0-1")
+    world.exits("r2-a0-1", 143)
+    del world.objects["Pod", f"{NAME}-r2-a0-1"]
+    reconciler.pod_event(gone, kind="DELETED")
+    await world.until(lambda: "r2-a1-0" in world.pods)
+    assert world.job.status.last_failure == f"r2 {NAME}-r2-a0-1 PodDeleted exit 143"
+
+
 def test_a_deleted_pod_wakes_its_job_and_its_last_words_are_heard() -> None:
     async def story() -> None:
         world = Watched()
         await world.train()
         async with working(world) as reconciler:
-            gone = world.pod("r2-a0-1")
-            world.exits("r2-a0-1", 143)
-            del world.objects["Pod", f"{NAME}-r2-a0-1"]
-            reconciler.pod_event(gone, kind="DELETED")
-            await world.until(lambda: "r2-a1-0" in world.pods)
-        assert world.job.status.last_failure == f"r2 {NAME}-r2-a0-1 PodDeleted exit 143"
+            await loses_a_pod(world, reconciler)
 
     asyncio.run(story())
 
@@ -112,12 +117,7 @@ def test_last_words_survive_a_look_that_failed() -> None:
         world.failures = [ClusterError("503"), RuntimeError("a mistake of ours")]
         world.conflicts = 1
         async with working(world) as reconciler:
-            gone = world.pod("r2-a0-1")
-            world.exits("r2-a0-1", 143)
-            del world.objects["Pod", f"{NAME}-r2-a0-1"]
-            reconciler.pod_event(gone, kind="DELETED")
-            await world.until(lambda: "r2-a1-0" in world.pods)
-        assert world.job.status.last_failure == f"r2 {NAME}-r2-a0-1 PodDeleted exit 143"
+            await loses_a_pod(world, reconciler)
 
     asyncio.run(story())
 

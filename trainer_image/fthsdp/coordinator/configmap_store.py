@@ -19,7 +19,7 @@ from fthsdp.coordinator.ledger import Ledger
 from fthsdp.coordinator.store import StoreConflict, StoreUnavailable
 from fthsdp.errors import ConfigError
 
-__all__ = ["ConfigMapStore"]
+__all__ = ["EPOCH", "REPORT", "ConfigMapStore"]
 
 log = logging.getLogger(__name__)
 # It logs a missing file before it raises the error that is reported anyway.

@@ -1,7 +1,7 @@
 """What the coordinator and the leaders (and the operator) say to each other, and the epoch record.
 
-Every message is a frozen pydantic model with a literal ``kind``; ``parse_…`` turns a received frame into one of them and
-refuses everything else. Step numbers count applied updates: "at step n" means that updates 1 … n are in the state.
+Every message is a frozen pydantic model with a literal ``kind``; ``parse_…`` turns a received frame into one of them
+and refuses everything else. Step numbers count applied updates: "at step n" means that updates 1 … n are in the state.
 """
 
 from __future__ import annotations
