@@ -140,31 +140,28 @@ Time = Annotated[
 """Unix time in seconds here, RFC 3339 on the wire."""
 
 
-class _Spec(BaseModel):
+class _Part(BaseModel):
+    """A part of the object: camelCase outside, descriptions from docstrings."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        alias_generator=to_camel,
+        validate_by_name=True,
+        validate_by_alias=True,
+        use_attribute_docstrings=True,
+    )
+
+
+class _Spec(_Part):
     """What users write: unknown names are mistakes."""
 
-    model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        strict=True,
-        alias_generator=to_camel,
-        validate_by_name=True,
-        validate_by_alias=True,
-        use_attribute_docstrings=True,
-    )
+    model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class _Status(BaseModel):
+class _Status(_Part):
     """What the operator writes: names that a newer operator wrote are passed over."""
 
-    model_config = ConfigDict(
-        frozen=True,
-        extra="ignore",
-        alias_generator=to_camel,
-        validate_by_name=True,
-        validate_by_alias=True,
-        use_attribute_docstrings=True,
-    )
+    model_config = ConfigDict(extra="ignore")
 
 
 # --- spec -----------------------------------------------------------------------------------------------------------
