@@ -41,9 +41,7 @@ def member(rank: int, members: int, sizes: list[int], repetitions: int, store: s
     endpoint = Endpoint(host="127.0.0.1", key=KEY, job="bench")
     connected = threading.Event()
     engine = Engine(
-        identity=Identity(
-            job="bench", replica=rank, attempt=0, rank=0, world_size=1, local_rank=0, coordinator="", host="127.0.0.1"
-        ),
+        identity=Identity(job="bench", replica=rank, attempt=0, rank=0, world_size=1, coordinator="", host="127.0.0.1"),
         key=KEY,
         endpoint=endpoint,
         settings=FtarSettings(),

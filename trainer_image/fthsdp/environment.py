@@ -1,7 +1,7 @@
 """Who a process is, read from the environment that the operator (or ``fthsdp run``) gives to its pod.
 
-Names starting with ``FTHSDP_`` are ours. Inside a pod ``torchrun`` may add ``RANK``, ``WORLD_SIZE`` and ``LOCAL_RANK``;
-without it each pod is one rank.
+Names starting with ``FTHSDP_`` are ours. Inside a pod ``torchrun`` may add ``RANK`` and ``WORLD_SIZE``; without it
+each pod is one rank.
 """
 
 from __future__ import annotations
@@ -85,7 +85,6 @@ class Identity:
     """Rank inside the replica; also the number of the rail."""
     world_size: int
     """Ranks inside the replica."""
-    local_rank: int
     coordinator: str
     """host:port"""
     host: str
@@ -111,7 +110,6 @@ class Identity:
             attempt=_number(env, ATTEMPT, default=0),
             rank=rank,
             world_size=world_size,
-            local_rank=_number(env, "LOCAL_RANK", default=0),
             coordinator=_text(env, COORDINATOR),
             host=env.get(POD_IP) or "127.0.0.1",
         )

@@ -42,7 +42,6 @@ class MemberOfTest:
                 attempt=attempt,
                 rank=rank,
                 world_size=rank + 1,
-                local_rank=0,
                 coordinator="127.0.0.1:1",
                 host="127.0.0.1",
             ),

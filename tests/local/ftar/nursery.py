@@ -45,7 +45,6 @@ def member(replica: int, parent: socket.socket, busy: bool) -> None:
             attempt=0,
             rank=0,
             world_size=1,
-            local_rank=0,
             coordinator="127.0.0.1:1",
             host="127.0.0.1",
         ),
