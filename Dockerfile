@@ -9,8 +9,8 @@
 # A machine that reaches the package index its own way passes two secrets, which stay out of the images:
 #   --secret id=pip.conf,src=…  --secret id=certificates,src=…
 
-ARG PYTHON_IMAGE=docker.io/library/python:3.12-slim
-ARG TORCH_IMAGE=docker.io/pytorch/pytorch:latest
+ARG PYTHON_IMAGE=python:3.12-slim
+ARG TORCH_IMAGE=pytorch/pytorch:latest
 
 
 FROM ${PYTHON_IMAGE} AS build

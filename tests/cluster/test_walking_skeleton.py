@@ -8,8 +8,12 @@ test then says one thing that must hold of it.
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -57,6 +61,10 @@ class Run:
     nodes: set[str]
     notes: str
     """What helm install said."""
+    told: str
+    """What ``fthsdp report`` said."""
+    fetched: dict[str, str | int]
+    """What it left in its folder: the text of each file, the size of the picture."""
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +96,7 @@ def run(cluster: Cluster, helm: Helm) -> Run:
     try:
         notes = helm.install("fthsdp", CHART, {"image.repository": repository, "image.tag": tag})
         installed = everything(kubectl)
-        seen = train(kubectl, job_manifest(training), notes)
+        seen = train(cluster, job_manifest(training), notes)
     except Exception as error:
         error.add_note(diagnosis(kubectl))
         raise
@@ -119,8 +127,20 @@ def job_manifest(training: Training) -> Object:
     return job
 
 
-def train(kubectl: Kubectl, manifest: Object, notes: str) -> Run:
+def fetch_report(cluster: Cluster) -> tuple[str, dict[str, str | int]]:
+    """Fetch the job's record as a person would, and return what was said and what is in the folder."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "fthsdp_operator.cli", "report", JOB, "--out", f"{folder}/run"]
+        command += ["--namespace", NAMESPACE, "--kubeconfig", str(cluster.kubeconfig)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        files = Path(folder, "run").iterdir()
+        return done.stdout, {f.name: f.stat().st_size if f.suffix == ".png" else f.read_text() for f in files}
+
+
+def train(cluster: Cluster, manifest: Object, notes: str) -> Run:
     """Start the job, delete a pod once all replicas train, and wait until the job is complete."""
+    kubectl = cluster.kubectl
     here = ("--namespace", NAMESPACE)
     kubectl.apply(manifest)
     with kubectl.watch("get", "fthsdp", JOB, "--watch", *here) as table:
@@ -142,12 +162,16 @@ def train(kubectl: Kubectl, manifest: Object, notes: str) -> Run:
             print(f"contributors of the last step: {steps[-1]['contributors']}")
         stored = kubectl.get("configmap", f"{JOB}-epoch", *here)
         print(stored["data"]["report.json"])
+        told, fetched = fetch_report(cluster)
+        print(told, *fetched)
         return Run(
             pods_before=before,
             pods_after=pods(kubectl, f"fthsdp.dev/job={JOB}"),
             table=list(table.lines),
             steps=steps,
             report=json.loads(stored["data"]["report.json"]),
+            told=told,
+            fetched=fetched,
             job=kubectl.get("fthsdp", JOB, *here),
             events=kubectl.items("events", *here),
             nodes={node["metadata"]["name"] for node in kubectl.items("nodes")},
@@ -276,6 +300,15 @@ def test_the_status_names_pod_node_and_exit_code_of_the_failure(run: Run) -> Non
 
 def test_the_operators_calls_succeeded(run: Run) -> None:
     assert [event["message"] for event in run.events if event["reason"] == "CallFailed"] == []
+
+
+def test_the_record_can_be_fetched_from_the_cluster(run: Run) -> None:
+    assert "Complete: " in run.told
+    assert "No sample was lost or repeated" in run.told
+    assert json.loads(str(run.fetched["report.json"])) == run.report
+    steps = [json.loads(line) for line in str(run.fetched["steps.jsonl"]).splitlines()]
+    assert [step["step"] for step in steps] == list(range(1, STEPS + 1))
+    assert int(run.fetched["run.png"]) > 10_000
 
 
 def test_the_job_is_complete(run: Run) -> None:
