@@ -627,14 +627,34 @@ def _container_complaints(container: object, where: str) -> Iterator[str]:
         return
     if not isinstance(container.get("name"), str) or not container["name"]:
         yield f"{where}.name is missing: give the container a name"
+    for field in ("command", "args"):
+        yield from _list_complaint(container.get(field), f"{where}.{field}")
+        for number, word in enumerate(container.get(field) or ()):
+            yield from _text_complaint(word, f"{where}.{field}[{number}]")
+    yield from _text_complaint(container.get("workingDir", ""), f"{where}.workingDir")
     yield from _list_complaint(container.get("volumeMounts"), f"{where}.volumeMounts")
     yield from _list_complaint(container.get("env"), f"{where}.env")
     for number, variable in enumerate(container.get("env") or ()):
-        name = variable.get("name") if isinstance(variable, Mapping) else None
-        if not isinstance(name, str):
-            yield f"{where}.env[{number}].name is missing: each entry of env has a name and a value"
-        elif _reserved(name):
-            yield f"{where}.env[{number}] names {name}: {_ENV_RULE}"
+        yield from _variable_complaints(variable, f"{where}.env[{number}]")
+
+
+def _variable_complaints(variable: object, where: str) -> Iterator[str]:
+    if not isinstance(variable, Mapping) or not isinstance(variable.get("name"), str):
+        yield f"{where}.name is missing: each entry of env has a name and a value"
+        return
+    if _reserved(variable["name"]):
+        yield f"{where} names {variable['name']}: {_ENV_RULE}"
+    yield from _text_complaint(variable.get("value", ""), f"{where}.value")
+    if not isinstance(variable.get("valueFrom") or {}, Mapping):
+        yield f"{where}.valueFrom is {_show(variable['valueFrom'])}: it has to be a mapping"
+
+
+def _text_complaint(value: object, where: str) -> Iterator[str]:
+    """Numbers and booleans are the usual slip: YAML reads them as such unless they stand in quotes."""
+    if value is not None and not isinstance(value, str):
+        yield f"{where} is {_show(value)}: it has to be text, so put it in quotes"
+    elif value is not None and "\0" in value:
+        yield f"{where} is {_show(value)}: no process can be given a NUL character"
 
 
 def _reserved(name: str) -> bool:

@@ -93,7 +93,8 @@ def _variables(
         if name in overrides:
             env[name] = overrides[name]
             continue
-        value = _expanded(entry["value"], env) if "value" in entry else _looked_up(pod, entry, lookup)
+        given = entry.get("value")
+        value = _looked_up(pod, entry, lookup) if given is None else _expanded(given, env)
         if value is not None:
             env[name] = _relocated(value, folders)
     return env

@@ -50,7 +50,9 @@ class Injection:
 
 
 _FORM = "KIND:replica=R[,pod=P]@step=N"
-_PATTERN = re.compile(r"(?P<kind>[a-z]+):replica=(?P<replica>\d+)(,pod=(?P<pod>\d+))?@step=(?P<step>-?\d+)")
+_PATTERN = re.compile(
+    r"(?P<kind>[a-z]+):replica=(?P<replica>[0-9]{1,9})(,pod=(?P<pod>[0-9]{1,9}))?@step=(?P<step>-?[0-9]{1,9})"
+)
 
 
 def parse_injection(text: str) -> Injection:

@@ -24,6 +24,8 @@ def load_manifest(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not text: name the YAML file with the {KIND}") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not YAML: {_where(error)}") from None
+    except (ValueError, RecursionError) as error:  # of a date with month 99, of brackets without end
+        raise ConfigError(f"{path} cannot be read: {error}") from None
     if len(documents) != 1:
         raise ConfigError(f"{path} holds {len(documents)} documents: it has to hold one {KIND}")
     if not isinstance(documents[0], dict):

@@ -29,6 +29,8 @@ def test_an_injection_is_read_and_written_in_the_same_form(text: str, expected: 
         ("kill:replica=-1@step=2", "not of the form"),
         ("kill:replica=two@step=2", "not of the form"),
         ("kill:replica=2@step=2@step=3", "not of the form"),
+        ("kill:replica=2@step=" + "9" * 5000, "not of the form"),
+        ("kill:replica=\u0661@step=3", "not of the form"),
         ("explode:replica=2@step=2", "none of kill, freeze, term, delete"),
         ("kill:replica=2@step=0", "not positive"),
         ("kill:replica=2@step=-3", "not positive"),

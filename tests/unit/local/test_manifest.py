@@ -28,6 +28,8 @@ def test_a_good_manifest_is_read(tmp_path: Path) -> None:
     [
         ("a: [1, 2", "is not YAML: .* in line 1"),
         ("", "holds 0 documents"),
+        ("a: 2001-99-99", "cannot be read: month must be in 1..12"),
+        ("[" * 5000, "cannot be read: maximum recursion depth"),
         ("a: 1\n---\nb: 2\n", "holds 2 documents"),
         ("- a\n- b\n", "holds a list"),
         (b"\xff\xfe\x00\x01", "is not text"),

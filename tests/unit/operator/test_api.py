@@ -71,6 +71,12 @@ BAD: list[tuple[Change, str]] = [
     (container(env=[{"name": "FTHSDP_X"}]), "spec.template.spec.containers[0].env[0] names FTHSDP_X: env names that"),
     (container(env=[{"name": "MASTER_PORT"}]), "names MASTER_PORT"),
     (container(env=[{"name": "PET_RDZV_ID"}]), "names PET_RDZV_ID"),
+    (container(command="python x.py"), "containers[0].command is 'python x.py': it has to be a list"),
+    (container(args=["--steps", 60]), "containers[0].args[1] is 60: it has to be text, so put it in quotes"),
+    (container(command=["a\0b"]), "containers[0].command[0] is 'a\\x00b': no process can be given a NUL character"),
+    (container(workingDir=1), "spec.template.spec.containers[0].workingDir is 1: it has to be text"),
+    (container(env=[{"name": "A", "value": True}]), "containers[0].env[0].value is True: it has to be text"),
+    (container(env=[{"name": "A", "valueFrom": "b"}]), "containers[0].env[0].valueFrom is 'b': it has to be a mapping"),
     (container(volumeMounts="x"), "spec.template.spec.containers[0].volumeMounts is 'x': it has to be a list"),
 ]
 
