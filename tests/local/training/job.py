@@ -1,7 +1,8 @@
 """A training job of real processes: a coordinator and replicas of several ranks, for tests that break it.
 
 No operator here: the tests start, kill and restart processes themselves, and tell the coordinator only what they choose
-to tell it. Every wait is for an event, with a deadline.
+to tell it. Every wait is for an event, with a deadline. Ranks are forked from one process that has imported torch: a
+rank of its own in everything, that starts in a fraction of a second.
 """
 
 from __future__ import annotations
@@ -9,14 +10,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import multiprocessing
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,8 +27,26 @@ from fthsdp.coordinator.client import OperatorClient
 from fthsdp.coordinator.messages import Exited, Status
 
 DEADLINE = 120.0
-"""Seconds for anything: two busy cores need some ten seconds to start six ranks."""
+"""Seconds for anything: a run takes some twenty, and the machine may be busy."""
 T = TypeVar("T")
+
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(["fthsdp.group", "fthsdp.recipes.tiny_llama"])
+
+
+def _be_a_rank(log: Path, environment: Mapping[str, str], arguments: Sequence[str]) -> None:
+    """Run the recipe in a forked process, as its container would."""
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.setsid()
+    os.environ.update(environment)
+    import torch
+
+    from fthsdp.recipes import tiny_llama
+
+    torch.set_num_threads(1)
+    sys.exit(tiny_llama.main(arguments))
 
 
 def free_port() -> int:
@@ -57,10 +78,9 @@ class Job:
     arguments: Sequence[str] = ("--steps", "30", "--emulate-compute", "0.1")
     silence_timeout: float = 20.0
     """Long, because a busy machine can keep a leader from its once-a-second word for longer than the default 5 s."""
-    script: Sequence[str] = ("-m", "fthsdp.recipes.tiny_llama")
     port: int = field(default_factory=free_port)
     coordinator: subprocess.Popen[bytes] | None = None
-    processes: dict[tuple[int, int, int], subprocess.Popen[bytes]] = field(default_factory=dict)
+    processes: dict[tuple[int, int, int], BaseProcess] = field(default_factory=dict)
     """By replica, attempt and rank."""
 
     @property
@@ -83,7 +103,8 @@ class Job:
         command += ["--replicas", str(self.replicas), "--min-replicas", str(self.min_replicas)]
         command += ["--key-file", str(self.folder / "key"), "--store", f"file:{self.folder / 'epochs.json'}"]
         command += ["--record-dir", str(self.record), "--silence-timeout", str(self.silence_timeout)]
-        self.coordinator = self._spawn("coordinator", command, {})
+        with (self.folder / "coordinator.log").open("ab") as log:
+            self.coordinator = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
 
     def start_replica(self, replica: int, attempt: int = 0) -> None:
         """Start all ranks of a replica."""
@@ -99,26 +120,20 @@ class Job:
                 "FTHSDP_JOB_KEY_FILE": str(self.folder / "key"),
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": str(port),
-                "OMP_NUM_THREADS": "1",
             }
-            name = f"r{replica}-a{attempt}-{rank}"
-            self.processes[replica, attempt, rank] = self._spawn(
-                name, [sys.executable, *self.script, *self.arguments], environment
-            )
-
-    def _spawn(self, name: str, command: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
-        with (self.folder / f"{name}.log").open("ab") as log:
-            return subprocess.Popen(
-                command, env={**os.environ, **environment}, stdout=log, stderr=log, stdin=subprocess.DEVNULL
-            )
+            log = self.folder / f"r{replica}-a{attempt}-{rank}.log"
+            process = _FORKS.Process(target=_be_a_rank, args=(log, environment, self.arguments), daemon=True)
+            process.start()
+            self.processes[replica, attempt, rank] = process
 
     # --- breaking it
 
     def signal(self, replica: int, number: signal.Signals, *, attempt: int = 0, rank: int | None = None) -> None:
         """Send a signal to one rank of a replica, or to all of them."""
         for (r, a, w), process in self.processes.items():
-            if (r, a) == (replica, attempt) and rank in (None, w):
-                process.send_signal(number)
+            if (r, a) == (replica, attempt) and rank in (None, w) and process.is_alive():
+                assert process.pid is not None
+                os.kill(process.pid, number)
 
     def kill(self, replica: int, *, attempt: int = 0, rank: int | None = None) -> None:
         """SIGKILL one rank of a replica, or all of them."""
@@ -185,7 +200,7 @@ class Job:
         )
 
     def _check_alive(self) -> bool:
-        assert any(p.poll() is None for p in self.processes.values()), "all processes have ended\n" + self.logs()
+        assert any(p.is_alive() for p in self.processes.values()), "all processes have ended\n" + self.logs()
         return True
 
     def finish(self) -> dict[str, Any]:
@@ -198,13 +213,16 @@ class Job:
 
     def _ended(self) -> bool:
         assert self.coordinator is not None
-        codes = {name: process.poll() for name, process in self.processes.items()}
+        codes = {name: process.exitcode for name, process in self.processes.items()}
         assert None in codes.values() or 0 in codes.values(), f"exit codes {codes}\n{self.logs()}"
         return self.coordinator.poll() is not None
 
     def exit_code(self, replica: int, *, attempt: int = 0, rank: int = 0) -> int:
         """Wait until a process has ended and return its exit code."""
-        return self.processes[replica, attempt, rank].wait(DEADLINE)
+        process = self.processes[replica, attempt, rank]
+        process.join(DEADLINE)
+        assert process.exitcode is not None, self.logs()
+        return process.exitcode
 
     def log(self, name: str) -> str:
         """Return what one process wrote."""
@@ -218,9 +236,12 @@ class Job:
 
     def stop(self) -> None:
         """Kill what still runs."""
-        for process in [*self.processes.values(), *([self.coordinator] if self.coordinator else [])]:
+        for process in self.processes.values():
             process.kill()
-            process.wait()
+            process.join()
+        if self.coordinator is not None:
+            self.coordinator.kill()
+            self.coordinator.wait()
 
 
 def assert_sound(report: dict[str, Any], *, steps: int) -> None:

@@ -21,17 +21,17 @@ def test_a_run_without_failures(tmp_path: Path) -> None:
 
 
 def test_survivors_finish_the_step_and_the_killed_replica_comes_back(tmp_path: Path) -> None:
-    with running(Job(tmp_path, arguments=("--steps", "120", "--emulate-compute", "0.15"))) as job:
+    with running(Job(tmp_path, arguments=("--steps", "60", "--emulate-compute", "0.1"))) as job:
         job.wait_for_step(5)
         job.kill(2)
         job.start_replica(2, attempt=1)
         job.wait_for_active(2, attempt=1)
         report = job.finish()
-        assert_sound(report, steps=120)
+        assert_sound(report, steps=60)
         assert [(f["replica"], f["attempt"]) for f in report["failures"]] == [(2, 0)]
         assert [(j["replica"], j["attempt"]) for j in report["joins"]] == [(2, 1)]
         survivors = [s for s in job.steps() if s["replica"] == 0]
-        assert [s["step"] for s in survivors] == list(range(1, 121))
+        assert [s["step"] for s in survivors] == list(range(1, 61))
 
 
 def test_a_dead_rank_that_is_not_the_leader_takes_its_replica_out(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_a_replica_that_is_told_to_stop_leaves_at_a_boundary(tmp_path: Path) -> 
 
 
 def test_training_goes_on_without_the_coordinator_and_changes_wait_for_it(tmp_path: Path) -> None:
-    with running(Job(tmp_path, arguments=("--steps", "120", "--emulate-compute", "0.15"))) as job:
+    with running(Job(tmp_path, arguments=("--steps", "60", "--emulate-compute", "0.1"))) as job:
         job.wait_for_step(5)
         job.kill_coordinator()
         job.start_coordinator()
@@ -79,7 +79,7 @@ def test_training_goes_on_without_the_coordinator_and_changes_wait_for_it(tmp_pa
         job.start_replica(0, attempt=1)
         job.wait_for_active(0, attempt=1)
         report = job.finish()
-        assert_sound(report, steps=120)
+        assert_sound(report, steps=60)
 
 
 def test_below_min_replicas_the_job_pauses_and_goes_on_where_it_was(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import pytest
 from tests.local.training.job import Job, assert_sound, running
 
 pytestmark = pytest.mark.local
-STEPS = 80
-WINDOW = 20
+STEPS = 60
+WINDOW = 15
 """Steps at the end over which the loss is averaged."""
 
 
@@ -22,7 +22,7 @@ def curve(job: Job) -> list[tuple[int, float]]:
 
 
 def test_a_loss_curve_with_a_failure_ends_within_the_noise_of_one_without(tmp_path: Path) -> None:
-    arguments = ("--steps", str(STEPS), "--emulate-compute", "0.1")
+    arguments = ("--steps", str(STEPS), "--emulate-compute", "0.05")
     with running(Job(tmp_path / "smooth", arguments=arguments)) as job:
         assert_sound(job.finish(), steps=STEPS)
         smooth = curve(job)
