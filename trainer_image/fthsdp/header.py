@@ -2,20 +2,20 @@
 
 Each member contributes one header when its gradients are handed over; the ring gives everybody all of them, so
 everybody draws the same conclusions: how many samples were contributed and by whom, which epoch begins at this
-boundary, and whose state is not like the others'.
+boundary, and whose state or batch size is not like the others'.
 """
 
 from __future__ import annotations
 
 import struct
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntFlag
 
 from fthsdp.errors import WireError
 
-__all__ = ["Flag", "Header", "Opening", "odd_ones"]
+__all__ = ["Flag", "Header", "Opening", "misfits", "odd_ones"]
 
 _HEADER = struct.Struct("!IIqqqdQ")
 _OPENING = struct.Struct("!Iqq")
@@ -96,10 +96,22 @@ class Opening:
 
 def odd_ones(headers: Sequence[Header]) -> frozenset[int]:
     """Return the full members whose digest is not that of the majority; a tie goes to the lowest replica."""
-    digests = {h.replica: h.digest for h in headers if Flag.FULL in h.flags}
-    votes = Counter(digests.values())
+    return _minority({h.replica: h.digest for h in headers if Flag.FULL in h.flags})
+
+
+def misfits(headers: Sequence[Header]) -> frozenset[int]:
+    """Return the contributors of another number of samples than the majority's: their scripts have another batch size.
+
+    Everybody deals everybody's samples by its own batch size, so the step would train some twice and others never.
+    """
+    return _minority({h.replica: h.samples for h in headers if Flag.CONTRIBUTES in h.flags})
+
+
+def _minority(values: Mapping[int, int]) -> frozenset[int]:
+    """Return the replicas with another value than most have; a tie goes to the lowest replica."""
+    votes = Counter(values.values())
     if len(votes) < 2:
         return frozenset()
     most = max(votes.values())
-    right = next(d for _, d in sorted(digests.items()) if votes[d] == most)
-    return frozenset(r for r, d in digests.items() if d != right)
+    right = next(value for _, value in sorted(values.items()) if votes[value] == most)
+    return frozenset(replica for replica, value in values.items() if value != right)

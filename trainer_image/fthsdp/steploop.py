@@ -29,9 +29,9 @@ from fthsdp.data.sampler import Assignment, SamplerState, assign, commit
 from fthsdp.decisions import Decisions, Over
 from fthsdp.entering import Entry, how_to_enter
 from fthsdp.environment import Identity
-from fthsdp.errors import NotReady, ReplicaLost, RingBroken, StateDiverged, WireError
+from fthsdp.errors import ConfigError, NotReady, ReplicaLost, RingBroken, StateDiverged, WireError
 from fthsdp.ftar import Engine, Work
-from fthsdp.header import Flag, Header, Opening, odd_ones
+from fthsdp.header import Flag, Header, Opening, misfits, odd_ones
 from fthsdp.member import Effect, Leader
 from fthsdp.ranges import Range, union
 from fthsdp.replica import RankPort, Reporter
@@ -157,14 +157,23 @@ class StepLoop:
         tally = vote(ballot, self._parts.process_group)
         if outcome is None or not tally.all("done") or not tally.all("allowed") or tally.any("disputed"):
             self._tell(lambda leader: leader.vote_ends())
-            if tally.any("odd"):
-                raise StateDiverged(
-                    f"replica {self._me}: the state after step {self.step} is not that of the other replicas"
-                )
+            self._check_place(tally)
             return False
         self._check_opening()
         self._commit(outcome, tally, how)
         return True
+
+    def _check_place(self, tally: Tally) -> None:
+        """End a replica that is not like the others: they finish the step without it."""
+        if tally.any("misfit"):
+            raise ConfigError(
+                f"replica {self._me}: batch_size={self._batch_size} is not that of the other replicas:"
+                " give all of them the same"
+            )
+        if tally.any("odd"):
+            raise StateDiverged(
+                f"replica {self._me}: the state after step {self.step} is not that of the other replicas"
+            )
 
     def _commit(self, outcome: Outcome, tally: Tally, how: Ending) -> None:
         """The step counts: cross the boundary in the leader's books first, then in the state."""
@@ -437,7 +446,7 @@ class StepLoop:
         if outcome is None:
             return Ballot(current=current, downloaded=downloaded)
         headers = [Header.unpack(data) for data in outcome.headers]
-        odd = odd_ones(headers)
+        odd, misfit = odd_ones(headers), misfits(headers)
         mine = next((h.digest for h in headers if h.replica == self._me), 0)
         return Ballot(
             done=1.0,
@@ -446,7 +455,8 @@ class StepLoop:
             loss_sum=sum(h.loss_sum for h in headers),
             norm_squared=self._state.norm_squared(outcome.reduced),
             odd=float(self._me in odd),
-            disputed=float(bool(odd)),
+            misfit=float(self._me in misfit),
+            disputed=float(bool(odd or misfit)),
             closing=float(any(Flag.CLOSING in h.flags for h in headers)),
             current=current,
             downloaded=downloaded,

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fthsdp.errors import WireError
-from fthsdp.header import Flag, Header, Opening, odd_ones
+from fthsdp.header import Flag, Header, Opening, misfits, odd_ones
 
 
 def header(replica: int, digest: int, flags: Flag = Flag.FULL) -> Header:
@@ -42,3 +42,17 @@ def test_the_majority_is_right() -> None:
 def test_without_a_majority_the_lowest_replica_is_right() -> None:
     assert odd_ones([header(0, 6), header(1, 5)]) == {1}
     assert odd_ones([header(2, 6), header(1, 5), header(0, 4)]) == {1, 2}
+
+
+def contribution(replica: int, samples: int, flags: Flag = Flag.CONTRIBUTES) -> Header:
+    return Header(replica=replica, flags=flags, step=3, heard=0, samples=samples, loss_sum=1.0, digest=0)
+
+
+def test_a_contributor_of_another_number_of_samples_does_not_fit() -> None:
+    assert misfits([contribution(0, 4), contribution(1, 2), contribution(2, 4)]) == {1}
+    assert misfits([contribution(1, 2), contribution(0, 4)]) == {1}
+
+
+def test_who_contributes_nothing_always_fits() -> None:
+    assert misfits([contribution(0, 4), contribution(1, 4), contribution(2, 0, Flag.FULL)]) == frozenset()
+    assert misfits([contribution(0, 0, Flag.CLOSING), contribution(1, 0, Flag.CLOSING)]) == frozenset()
