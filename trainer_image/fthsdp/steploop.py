@@ -264,6 +264,8 @@ class StepLoop:
         was, self._record = self._role, record
         if was is Role.SHADOW and self._role is Role.ACTIVE:
             self._parts.recorder.promoted(self.step)
+        # The vote's side can be faster than the leader's command to connect; twice does nothing.
+        self._parts.port.connect(record)
         self._parts.engine.activate(record.number)
         step = self.step if self.full and not newcomer else -1
         opening = Opening(replica=self._me, epoch=record.number, step=step)
