@@ -20,8 +20,9 @@ $(READY): pyproject.toml
 demo: setup
 	$(VENV)/bin/fthsdp run examples/tiny-llama.yaml --out $(DEMO) --inject kill:replica=2@step=20
 
+# Two workers: one waits for the cluster while the other goes on (tests/conftest.py).
 test: lint
-	$(PYTHON) -m pytest
+	$(PYTHON) -m pytest --numprocesses 2 --dist loadgroup
 
 lint: setup
 	$(VENV)/bin/ruff check .

@@ -1,0 +1,17 @@
+"""Order for runs with several workers: tests that share something expensive or exclusive stay with one of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+_HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep all tests of the one cluster together, and otherwise those of a file."""
+    for item in items:
+        path = item.path.relative_to(_HERE)
+        group = "cluster" if path.parts[0] == "cluster" else str(path)
+        item.add_marker(pytest.mark.xdist_group(group))
