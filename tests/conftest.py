@@ -1,10 +1,18 @@
-"""Order for runs with several workers: tests that share something expensive or exclusive stay with one of them."""
+"""What holds for all tests.
+
+Hypothesis judges no example by its time: the machine may be busy. In runs with several workers, tests that share
+something expensive or exclusive stay with one of them.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 _HERE = Path(__file__).parent
 
