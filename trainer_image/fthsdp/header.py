@@ -2,7 +2,7 @@
 
 Each member contributes one header when its gradients are handed over; the ring gives everybody all of them, so
 everybody draws the same conclusions: how many samples were contributed and by whom, which epoch begins at this
-boundary, and whose state or batch size is not like the others'.
+boundary, and whose state or script is not like the others'.
 """
 
 from __future__ import annotations
@@ -100,11 +100,13 @@ def odd_ones(headers: Sequence[Header]) -> frozenset[int]:
 
 
 def misfits(headers: Sequence[Header]) -> frozenset[int]:
-    """Return the contributors of another number of samples than the majority's: their scripts have another batch size.
+    """Return who contributes another number of samples than most do, or ends the run when they do not, or vice versa.
 
-    Everybody deals everybody's samples by its own batch size, so the step would train some twice and others never.
+    Their scripts have another batch size or another last step. Everybody deals everybody's samples by its own batch
+    size, so the step would train some twice and others never; and the first to end would end the run for all.
     """
-    return _minority({h.replica: h.samples for h in headers if Flag.CONTRIBUTES in h.flags})
+    samples = {h.replica: h.samples for h in headers if Flag.CONTRIBUTES in h.flags}
+    return _minority(samples | {h.replica: -1 for h in headers if Flag.CLOSING in h.flags})
 
 
 def _minority(values: Mapping[int, int]) -> frozenset[int]:

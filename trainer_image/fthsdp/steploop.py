@@ -167,8 +167,8 @@ class StepLoop:
         """End a replica that is not like the others: they finish the step without it."""
         if tally.any("misfit"):
             raise ConfigError(
-                f"replica {self._me}: batch_size={self._batch_size} is not that of the other replicas:"
-                " give all of them the same"
+                f"replica {self._me}: batch_size={self._batch_size} or until is not that of the other replicas at step"
+                f" {self.step + 1}: give all of them the same"
             )
         if tally.any("odd"):
             raise StateDiverged(

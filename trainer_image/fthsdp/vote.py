@@ -36,9 +36,9 @@ class Ballot:
     odd: float = 0.0
     """1 when this rank's state is not like that of the other replicas."""
     misfit: float = 0.0
-    """1 when this rank contributes another number of samples than the other replicas."""
+    """1 when this rank's number of samples or last step is not that of the other replicas."""
     disputed: float = 0.0
-    """1 when any member's state or number of samples on this rail is not like the others'."""
+    """1 when any member's state, number of samples or last step on this rail is not like the others'."""
     closing: float = 0.0
     """1 when the headers say that the last step is final now."""
     current: float = 0.0

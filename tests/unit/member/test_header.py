@@ -56,3 +56,8 @@ def test_a_contributor_of_another_number_of_samples_does_not_fit() -> None:
 def test_who_contributes_nothing_always_fits() -> None:
     assert misfits([contribution(0, 4), contribution(1, 4), contribution(2, 0, Flag.FULL)]) == frozenset()
     assert misfits([contribution(0, 0, Flag.CLOSING), contribution(1, 0, Flag.CLOSING)]) == frozenset()
+
+
+def test_who_ends_the_run_at_another_step_than_the_others_does_not_fit() -> None:
+    assert misfits([contribution(0, 4), contribution(1, 0, Flag.CLOSING), contribution(2, 4)]) == {1}
+    assert misfits([contribution(0, 0, Flag.CLOSING), contribution(1, 4), contribution(2, 0, Flag.CLOSING)]) == {1}
