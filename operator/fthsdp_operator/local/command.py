@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import errno
 import os
 import sys
 from pathlib import Path
 from typing import TypeAlias
 
 from fthsdp.coordinator.archive import Archive
-from fthsdp.errors import ConfigError
+from fthsdp.errors import ConfigError, FthsdpError
 from fthsdp_operator.api import Job
 from fthsdp_operator.cluster import Manifest
 from fthsdp_operator.local.folder import RunFolder
@@ -23,6 +24,9 @@ from fthsdp_operator.report import publish, read_record, settle
 __all__ = ["add_report_parser", "add_run_parser"]
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
+"""Full, full for this user (or its files are limited), read-only, broken: nothing that a traceback would help with."""
 
 _RUN_EPILOG = """\
 KIND is kill (SIGKILL), freeze (SIGSTOP), term (SIGTERM) or delete (as kubectl delete pod does); without pod=P it hits
@@ -62,6 +66,10 @@ def run(given: argparse.Namespace) -> int:
     try:
         end = _run(manifest, folder, injections)
         _conclude(end, job, folder)
+    except OSError as error:
+        if error.errno not in _DISK_ERRORS:
+            raise
+        raise FthsdpError(f"the run folder {folder.path}: {error.strerror}") from error
     finally:
         folder.close()
     return end.code

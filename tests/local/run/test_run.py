@@ -161,6 +161,15 @@ def test_a_second_run_into_the_same_folder_is_refused_while_the_first_goes_on(la
     assert process.wait(DEADLINE) == 130
 
 
+def test_a_run_folder_that_cannot_be_written_ends_the_run_with_one_sentence(launcher: Launcher) -> None:
+    launcher.run("exit 0", "--inject", "kill")  # writes the manifest
+    run = f"ulimit -f 0; exec {sys.executable} -m fthsdp_operator.cli run job.yaml --out full"
+    ended = subprocess.run(["sh", "-c", run], cwd=launcher.folder, capture_output=True, text=True, timeout=DEADLINE)
+    assert ended.returncode == 1
+    assert ended.stderr == f"fthsdp: the run folder {launcher.folder / 'full'}: File too large\n"
+    assert launcher.births.read_text() == ""
+
+
 @pytest.mark.parametrize(
     ("options", "spec", "complaint"),
     [
