@@ -642,6 +642,8 @@ def _variable_complaints(variable: object, where: str) -> Iterator[str]:
     if not isinstance(variable, Mapping) or not isinstance(variable.get("name"), str):
         yield f"{where}.name is missing: each entry of env has a name and a value"
         return
+    if not variable["name"] or not set(variable["name"]).isdisjoint("=\0"):
+        yield f"{where}.name is {_show(variable['name'])}: it cannot be the name of a variable"
     if _reserved(variable["name"]):
         yield f"{where} names {variable['name']}: {_ENV_RULE}"
     yield from _text_complaint(variable.get("value", ""), f"{where}.value")

@@ -13,6 +13,9 @@ from fthsdp_operator.local.containers import check_template
 
 __all__ = ["load_job", "load_manifest"]
 
+_OURS = ("name", "namespace", "labels", "annotations")
+"""Metadata that a person writes."""
+
 
 def load_manifest(path: Path) -> dict[str, Any]:
     """Return the one document of a YAML or JSON file; raises ConfigError."""
@@ -47,4 +50,10 @@ def load_job(path: Path) -> tuple[dict[str, Any], Job]:
         check_template(job.spec.template)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
-    return manifest, job
+    return _as_applied(manifest), job
+
+
+def _as_applied(manifest: dict[str, Any]) -> dict[str, Any]:
+    """Drop what only the API server writes: ``kubectl get -o yaml`` shows it, and ``kubectl apply`` ignores it."""
+    metadata = {name: value for name, value in manifest["metadata"].items() if name in _OURS}
+    return {name: value for name, value in manifest.items() if name != "status"} | {"metadata": metadata}

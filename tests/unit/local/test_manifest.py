@@ -23,6 +23,16 @@ def test_a_good_manifest_is_read(tmp_path: Path) -> None:
     assert manifest["spec"]["minReplicas"] == parsed.spec.min_replicas == 2
 
 
+def test_what_the_api_server_wrote_is_not_part_of_the_job(tmp_path: Path) -> None:
+    served = {**job(), "status": {"state": "Complete"}}
+    served["metadata"] |= {"uid": "u", "deletionTimestamp": "2026-01-01T00:00:00Z", "labels": {"team": "a"}}
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump(served))
+    manifest, _ = load_job(file)
+    assert "status" not in manifest
+    assert manifest["metadata"] == {"name": "j", "labels": {"team": "a"}}
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [

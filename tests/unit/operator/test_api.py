@@ -70,6 +70,8 @@ BAD: list[tuple[Change, str]] = [
     (container(env=["A"]), "spec.template.spec.containers[0].env[0].name is missing"),
     (container(env=[{"name": "FTHSDP_X"}]), "spec.template.spec.containers[0].env[0] names FTHSDP_X: env names that"),
     (container(env=[{"name": "MASTER_PORT"}]), "names MASTER_PORT"),
+    (container(env=[{"name": "A=B"}]), "containers[0].env[0].name is 'A=B': it cannot be the name of a variable"),
+    (container(env=[{"name": ""}]), "containers[0].env[0].name is '': it cannot be the name of a variable"),
     (container(env=[{"name": "PET_RDZV_ID"}]), "names PET_RDZV_ID"),
     (container(command="python x.py"), "containers[0].command is 'python x.py': it has to be a list"),
     (container(args=["--steps", 60]), "containers[0].args[1] is 60: it has to be text, so put it in quotes"),
