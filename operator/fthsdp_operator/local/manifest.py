@@ -48,6 +48,8 @@ def load_job(path: Path) -> tuple[dict[str, Any], Job]:
     try:
         job = parse_job(manifest)
         check_template(job.spec.template)
+        if job.spec.suspend:
+            raise ConfigError("spec.suspend is true: on this machine nobody can set it to false later, so leave it out")
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
     return _as_applied(manifest), job
