@@ -404,7 +404,7 @@ class Failure(_Status):
     exit_code: int | None = None
     """Exit code of the container, as soon as it is known."""
     reason: str
-    """PodDeleted, Error, OOMKilled, Evicted, NodeLost, Preempted, ExitedEarly, or what the kubelet says."""
+    """PodDeleted, Error, OOMKilled, Evicted, NodeLost, ExitedEarly, Silent, Hung, or what the kubelet says."""
     message: str = ""
     """What is known beyond that."""
     time: Time

@@ -56,7 +56,23 @@ def failure_of(job: Job, observed: Observed, entry: ReplicaStatus, now: float, *
     failed = [pod for pod in pods if pod.deleted is not None or pod.phase == "Failed" or _left_alone(pod, entry, now)]
     missing = _missing(job, entry, pods) if complete else []
     causes = [_failure(pod, now) for pod in failed] + [_gone(name, observed, now) for name in missing]
-    return min(causes, key=lambda cause: cause[0], default=(_Order(), None))[1]
+    verdict = _verdict(job, observed, entry, now)
+    return min(causes, key=lambda cause: cause[0], default=(_Order(), verdict))[1]
+
+
+def _verdict(job: Job, observed: Observed, entry: ReplicaStatus, now: float) -> Failure | None:
+    """What the coordinator says of an attempt whose pods all seem well: it is silent, or one of its ranks hangs."""
+    for verdict in observed.coordinator.verdicts if observed.coordinator else ():
+        if (verdict.replica, verdict.attempt) == (entry.index, entry.attempt):
+            leader = next((pod for pod in observed.group(entry.index, entry.attempt) if pod.index == 0), None)
+            return Failure(
+                pod=pod_name(job.name, entry.index, entry.attempt, 0),
+                node=leader.node if leader else None,
+                reason=str(verdict.cause),
+                message=verdict.reason,
+                time=now,
+            )
+    return None
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -59,14 +59,13 @@ def test_a_killed_replica_comes_back_and_the_record_proves_it(tmp_path: Path) ->
     assert (tmp_path / "run" / "run.png").stat().st_size > 10_000
 
 
-def test_a_frozen_replica_is_left_behind_and_the_run_still_ends(tmp_path: Path) -> None:
+def test_a_frozen_replica_is_replaced(tmp_path: Path) -> None:
     report, _ = run(
-        tmp_path, "--inject", "freeze:replica=1@step=5", steps=40, emulate=0.1, podsPerReplica=1, minReplicas=1
+        tmp_path, "--inject", "freeze:replica=1@step=5", steps=150, emulate=0.1, podsPerReplica=1, minReplicas=1
     )
-    assert report["outcome"] == "complete"
-    assert report["steps_final"] == 40
-    assert [failure["replica"] for failure in report["failures"]] == [1]
-    assert (report["samples"]["duplicated"], report["samples"]["missing"]) == (0, 0)
+    assert_nothing_went_wrong(report, steps=150)
+    assert [(failure["replica"], failure["cause"]) for failure in report["failures"]] == [(1, "Silent")]
+    assert [(join["replica"], join["attempt"]) for join in report["joins"]] == [(1, 1)]
 
 
 def test_a_deleted_replica_is_replaced(tmp_path: Path) -> None:

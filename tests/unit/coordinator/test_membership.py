@@ -385,6 +385,13 @@ def test_when_everybody_is_gone_the_run_starts_again_under_a_higher_number() -> 
     assert record.active == (0, 1, 2)
 
 
+def test_a_verdict_names_who_is_silent_but_not_who_is_known_to_be_gone() -> None:
+    job = Job().started(step=5)
+    job.dies(0)
+    job.pass_time(6, 1)
+    assert [(v.replica, v.attempt, v.cause) for v in job.core.verdicts] == [(2, 0, Cause.SILENT)]
+
+
 def test_who_has_not_yet_entered_the_first_epoch_survives_the_death_of_another() -> None:
     job = Job()
     for replica in range(3):

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 from tests.unit.operator.world import NAME, World, manifest
 
+from fthsdp.coordinator.messages import Cause, Verdict
 from fthsdp_operator.api import Failure, JobState, ReplicaState
 
 Fault = Callable[[World], None]
@@ -274,6 +275,27 @@ def test_bad_input_of_one_replica_of_a_job_that_trained_is_a_failure_like_others
         await world.settle()
         assert "r1-a1-0" in world.pods
         assert not world.job.status.terminal
+
+    asyncio.run(story())
+
+
+def test_a_replica_that_the_coordinator_took_out_is_restarted_though_its_pods_run() -> None:
+    async def story() -> None:
+        world = World()
+        await world.train()
+        before = world.pods
+        assert world.coordinator is not None
+        reason = "nothing was heard of it for 5 s"
+        frozen = Verdict(replica=2, attempt=0, cause=Cause.SILENT, reason=reason)
+        world.coordinator = world.coordinator.model_copy(update={"verdicts": (frozen,)})
+        await world.settle()
+        assert {"r2-a1-0", "r2-a1-1"} <= world.pods.keys()
+        assert {name: uid for name, uid in world.pods.items() if name[:2] in ("r0", "r1")} == {
+            name: uid for name, uid in before.items() if name[:2] in ("r0", "r1")
+        }
+        why = failure(world)
+        assert (why.pod, why.reason, why.message) == (f"{NAME}-r2-a0-0", "Silent", reason)
+        assert world.job.status.restarts == 1  # an old verdict counts once
 
     asyncio.run(story())
 

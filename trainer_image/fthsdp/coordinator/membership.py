@@ -60,6 +60,7 @@ from fthsdp.coordinator.messages import (
     ReplicaStatus,
     Role,
     State,
+    Verdict,
     Welcome,
 )
 
@@ -82,6 +83,7 @@ class Membership:
         self._waiting_since = now
         self._retry_at = now
         self._finished: int | None = None
+        self._verdicts: dict[int, Verdict] = {}
         self._done = False
         if ledger is not None:
             self._restore(ledger)
@@ -117,6 +119,11 @@ class Membership:
     def finished(self) -> bool:
         """Whether all members have finished the run."""
         return self._done
+
+    @property
+    def verdicts(self) -> tuple[Verdict, ...]:
+        """Who was taken out by this coordinator for being silent or hung."""
+        return tuple(verdict for _, verdict in sorted(self._verdicts.items()))
 
     def replicas(self) -> tuple[ReplicaStatus, ...]:
         """Return what is known of each replica."""
@@ -244,6 +251,10 @@ class Membership:
         )
         self._facts.give_up(peer.replica, peer.attempt)
         del self._facts.peers[peer.replica]
+        if cause in (Cause.SILENT, Cause.HUNG):
+            self._verdicts[peer.replica] = Verdict(
+                replica=peer.replica, attempt=peer.attempt, cause=cause, reason=reason
+            )
         if not expected:
             self._effects.append(
                 Removed(

@@ -40,6 +40,7 @@ __all__ = [
     "StatusRequest",
     "StepRecord",
     "ToCoordinator",
+    "Verdict",
     "Welcome",
     "parse_from_coordinator",
     "parse_to_coordinator",
@@ -332,6 +333,15 @@ class ReplicaStatus(_Model):
     """Last step applied; None while it has no full state."""
 
 
+class Verdict(_Model):
+    """An attempt that was taken out although its processes may still be there: whoever started it has to end it."""
+
+    replica: int
+    attempt: int
+    cause: Cause
+    reason: str
+
+
 class Status(_Model):
     """What the coordinator knows of the job."""
 
@@ -343,6 +353,8 @@ class Status(_Model):
     """Newest final step."""
     loss: float | None
     replicas: tuple[ReplicaStatus, ...]
+    verdicts: tuple[Verdict, ...] = ()
+    """The newest of each replica: silent or hung."""
 
 
 ToCoordinator = Annotated[Hello | State | Records | Exited | StatusRequest, Field(discriminator="kind")]

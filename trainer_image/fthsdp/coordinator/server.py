@@ -340,6 +340,7 @@ class Coordinator:
             step=self._record.step,
             loss=self._record.loss,
             replicas=self._membership.replicas(),
+            verdicts=self._membership.verdicts,
         )
 
     async def _report_now_and_then(self) -> None:
