@@ -17,6 +17,7 @@ settings.load_profile("any machine")
 _HERE = Path(__file__).parent
 
 
+@pytest.hookimpl(tryfirst=True)  # before the workers read the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep all tests of the one cluster together, and otherwise those of a file."""
     for item in items:
