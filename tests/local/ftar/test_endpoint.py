@@ -61,15 +61,17 @@ def test_a_purpose_nobody_serves_is_refused_by_name(endpoint: Endpoint) -> None:
 
 
 def test_closing_cuts_handlers_that_still_wait_and_unfinished_handshakes(endpoint: Endpoint) -> None:
-    ended = threading.Event()
+    begun, ended = threading.Event(), threading.Event()
 
     def wait(sock: socket.socket, hello: Json) -> None:
+        begun.set()
         with sock:
             assert sock.recv(1) == b""
         ended.set()
 
     endpoint.serve("wait", wait)
     with dial(endpoint, "wait"), socket.create_connection(parse_address(endpoint.address)):
+        assert begun.wait(10)  # else it is closed before its handler has it
         endpoint.close()
         assert ended.is_set()
     with pytest.raises(NotReady, match="is closed"):
