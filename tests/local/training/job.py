@@ -1,13 +1,12 @@
 """A training job of real processes: a coordinator and replicas of several ranks, for tests that break it.
 
-No operator here: the tests start, kill and restart processes themselves, and tell the coordinator only what they choose
-to tell it. Every wait is for an event, with a deadline. Ranks are forked from one process that has imported torch: a
-rank of its own in everything, that starts in a fraction of a second.
+No operator here: the tests start, kill and restart processes themselves. Every wait is for an event, with a deadline.
+Ranks are forked from one process that has imported torch: a rank of its own in everything, that starts in a fraction of
+a second.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import multiprocessing
@@ -22,9 +21,6 @@ from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, TypeVar
-
-from fthsdp.coordinator.client import OperatorClient
-from fthsdp.coordinator.messages import Exited, Status
 
 DEADLINE = 120.0
 """Seconds for anything: a run takes some twenty, and the machine may be busy."""
@@ -144,24 +140,6 @@ class Job:
         assert self.coordinator is not None
         self.coordinator.kill()
         self.coordinator.wait()
-
-    def tell_exited(self, replica: int, attempt: int = 0) -> None:
-        """Tell the coordinator that a replica's attempt is gone, as an operator does."""
-        message = Exited(replica=replica, attempt=attempt, reason="killed by the test", detected=time.time())
-        asyncio.run(self._with_client(lambda client: client.exited(message)))
-
-    def status(self) -> Status:
-        """Ask the coordinator."""
-        found: Status = asyncio.run(self._with_client(lambda client: client.status()))
-        return found
-
-    async def _with_client(self, ask: Callable[[OperatorClient], Any]) -> Any:
-        key = (self.folder / "key").read_bytes()
-        client = OperatorClient(address=f"127.0.0.1:{self.port}", key=key, job="test")
-        try:
-            return await ask(client)
-        finally:
-            await client.close()
 
     # --- watching it
 

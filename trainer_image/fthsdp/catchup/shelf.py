@@ -77,7 +77,7 @@ class Shelf:
             self._changed.notify_all()
 
     def keep_stripes_of(self, shadows: Sequence[int], epoch: int) -> None:
-        """Drop the stripes of all others; whoever waits for one of an epoch before this one waits in vain."""
+        """Drop the stripes of all others; who still waits for one of these waits in vain."""
         with self._changed:
             for shadow in [s for s in self._stripes if s not in shadows]:
                 del self._stripes[shadow]
