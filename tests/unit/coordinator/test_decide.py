@@ -33,7 +33,8 @@ LIST = (0, 1, 2)
     [
         pytest.param(
             {0: at(5, began=LIST), 1: at(5, began=LIST)}, epoch(LIST),
-            Outcome(step=5, assigned=Assigned(step=6, replicas=LIST)), (0, 1), (), id="nobody has the step: retry",
+            Outcome(step=5, assigned=Assigned(step=6, replicas=LIST, survivors=((0, 1),))), (0, 1), (),
+            id="nobody has the step: retry",
         ),
         pytest.param(
             {0: at(5, began=LIST), 1: at(6)}, epoch(LIST), Outcome(step=6, source=1), (0, 1), (),
@@ -84,6 +85,7 @@ def test_the_decision(
     record = decide(states, members={r: member(r) for r in states}, base=base, number=5, wanted=3, least=1)
     assert record is not None
     assert record.number == 5
+    assert record.wanted == 3
     assert record.outcome == outcome
     assert record.active == active
     assert record.snapshots == snapshots
@@ -116,6 +118,44 @@ def test_who_leaves_a_running_job_stays_through_a_failure_so_that_its_gradients_
     record = decide(states, members={r: member(r) for r in states}, base=epoch(LIST), number=5, wanted=3, least=1)
     assert record is not None
     assert record.active == (0, 1)
+
+
+def test_each_retry_that_loses_somebody_notes_who_is_left_of_the_list() -> None:
+    list_ = Assigned(step=6, replicas=(0, 1, 2, 3), wanted=4)
+    after_one = list_.model_copy(update={"survivors": ((0, 1, 3),)})
+    assert survivors_of({0: list_, 1: list_, 3: list_}) == after_one.survivors
+    assert survivors_of({0: after_one, 1: after_one}) == ((0, 1, 3), (0, 1))
+    assert survivors_of({0: after_one, 1: after_one, 3: after_one}) == after_one.survivors
+
+
+def test_who_has_not_entered_the_epoch_of_the_first_retry_takes_its_survivors_over_from_those_who_have() -> None:
+    list_ = Assigned(step=6, replicas=(0, 1, 2, 3))
+    ahead = list_.model_copy(update={"survivors": ((0, 1, 3),)})
+    assert survivors_of({0: ahead, 1: list_}) == ((0, 1, 3), (0, 1))
+    base = epoch((0, 1, 3)).model_copy(update={"outcome": Outcome(step=5, assigned=ahead)})
+    assert survivors_of({0: list_, 1: list_}, base=base) == ((0, 1, 3), (0, 1))
+
+
+def test_a_replica_that_came_back_for_the_same_step_is_no_survivor_and_a_spare_is_none_either() -> None:
+    list_ = Assigned(step=6, replicas=(0, 1, 2), survivors=((0, 1),))
+    assert survivors_of({0: list_, 1: list_, 2: None, 3: None}) == ((0, 1),)
+
+
+def test_with_nobody_left_of_the_list_nobody_takes_over() -> None:
+    list_ = Assigned(step=6, replicas=(0, 1))
+    assert survivors_of({3: list_}) == ()
+
+
+def survivors_of(begun: dict[int, Assigned | None], *, base: EpochRecord | None = None) -> tuple[tuple[int, ...], ...]:
+    """Of the step after 5, when everybody who is left has reported that it began it so."""
+    states = {r: MemberState(step=5, serves=True, begun=b, fence=4) for r, b in begun.items()}
+    record = decide(
+        states, members={r: member(r) for r in states}, base=base or epoch((0, 1, 2, 3)), number=5, wanted=4, least=1
+    )
+    assert record is not None
+    assert record.outcome is not None
+    assert record.outcome.assigned is not None
+    return record.outcome.assigned.survivors
 
 
 def test_two_lists_for_one_step_are_a_fault_of_the_protocol() -> None:
@@ -151,6 +191,7 @@ def test_the_planned_epoch(
     record = propose(states, base=base, joiners=newcomers, stranded=stranded, number=5, wanted=3, least=1)
     assert record is not None
     assert record.outcome is None
+    assert record.wanted == 3
     assert record.active == active
     assert tuple(m.replica for m in record.members if m.role is Role.SHADOW) == shadows
     assert record.snapshots == snapshots

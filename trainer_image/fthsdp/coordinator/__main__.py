@@ -57,6 +57,9 @@ def _parser() -> argparse.ArgumentParser:
         "--store", required=True, metavar="STORE", help="where epochs are kept: file:PATH or configmap:NAMESPACE/NAME"
     )
     parser.add_argument(
+        "--spares", type=int, default=0, metavar="K", help="replicas beyond R kept ready (default %(default)s)"
+    )
+    parser.add_argument(
         "--port", type=int, default=DEFAULT_PORT, help="TCP port; 0 picks a free one and logs it (default %(default)s)"
     )
     parser.add_argument("--host", default="0.0.0.0", help="address to listen on (default %(default)s)")  # noqa: S104
@@ -105,6 +108,7 @@ async def _run(args: argparse.Namespace) -> int:
     settings = MembershipSettings(
         replicas=args.replicas,
         min_replicas=args.min_replicas,
+        spares=args.spares,
         start_timeout=args.start_timeout,
         silence_timeout=args.silence_timeout,
         reconnect_grace=args.reconnect_grace,

@@ -7,12 +7,12 @@ so nothing in them can change while it is made:
   (roll forward); who is at it keeps its gradients and tries the next step again.
 - A member that became full by replay and has not applied a step of its own serves nobody, and its step does not count
   while that of another member does. If only such members are left, the furthest of them is the state.
-- The next step keeps the list under which it began anywhere.
+- The next step keeps the list under which it began anywhere, and who of that list is left is noted beside it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from fthsdp.coordinator.messages import Assigned, EpochRecord, Member, MemberState, Outcome, Role
 
@@ -44,12 +44,13 @@ def decide(
     return EpochRecord(
         number=number,
         members=tuple(_with_role(members[r], r in active) for r in sorted(states)),
+        wanted=wanted,
         paused=len(active) < least,
         outcome=Outcome(
             step=step,
             source=_source(serving, states, step),
             serving=bool(serving),
-            assigned=_assigned(states, step + 1),
+            assigned=_assigned(states, base, step + 1, active),
         ),
         snapshots=tuple(r for r in sorted(states) if _starts_over(states[r], step, serving=bool(serving))),
     )
@@ -68,10 +69,30 @@ def _source(serving: Mapping[int, int], states: Mapping[int, MemberState], step:
     return min((r for r, n in serving.items() if n == step), default=None)
 
 
-def _assigned(states: Mapping[int, MemberState], step: int) -> Assigned | None:
+def _assigned(
+    states: Mapping[int, MemberState], base: EpochRecord, step: int, active: Collection[int]
+) -> Assigned | None:
+    """Return the list under which ``step`` began, with those noted who are left of it; None if it has not begun.
+
+    Who has not yet entered the epoch of an earlier retry knows a shorter chain of survivors than who has.
+    """
     lists = {s.begun for s in states.values() if s.step is not None and s.begun is not None and s.begun.step == step}
-    assert len(lists) < 2, f"step {step} began under several lists: {sorted(a.replicas for a in lists)}"
-    return next(iter(lists), None)
+    if not lists:
+        return None
+    carried = base.outcome.assigned if base.outcome is not None else None
+    longest = max((*lists, carried) if carried is not None and carried.step == step else lists, key=_num_retries)
+    for known in lists:
+        same = longest.model_copy(update={"survivors": longest.survivors[: len(known.survivors)]})
+        assert known == same, f"step {step} began under several lists: {known!r}, {longest!r}"
+    before = longest.survivors[-1] if longest.survivors else longest.replicas
+    left = tuple(r for r in before if r in active)
+    # With nobody left there is nobody who could take over: the samples wait for the step after.
+    chain = longest.survivors if left in ((), before) else (*longest.survivors, left)
+    return longest.model_copy(update={"survivors": chain})
+
+
+def _num_retries(assigned: Assigned) -> int:
+    return len(assigned.survivors)
 
 
 def _starts_over(state: MemberState, step: int, *, serving: bool) -> bool:
@@ -107,13 +128,14 @@ def propose(
     if not (joiners or stranded or promoted or removed):
         return None
     if not active:
-        return EpochRecord(number=number, members=())
+        return EpochRecord(number=number, members=(), wanted=wanted)
     members = [*(_with_role(m, m.replica in active) for m in staying), *(_with_role(j, False) for j in joiners)]
     empty = [m.replica for m in staying if m.role is Role.SHADOW and states[m.replica].step is None]
     snapshots = {*(j.replica for j in joiners), *stranded, *(empty if removed else ())}
     return EpochRecord(
         number=number,
         members=tuple(sorted(members, key=lambda m: m.replica)),
+        wanted=wanted,
         paused=len(active) < least,
         snapshots=tuple(sorted(snapshots)),
     )

@@ -41,6 +41,8 @@ class MembershipSettings:
     """Active replicas to aim at."""
     min_replicas: int
     """Active replicas below which no step is begun."""
+    spares: int = 0
+    """Replicas beyond these that are kept as shadows, ready to step in."""
     start_timeout: float = 600.0
     """How long the first epoch waits for all replicas before min_replicas suffice. Image pulls take minutes."""
     silence_timeout: float = 5.0
@@ -60,6 +62,8 @@ class MembershipSettings:
             raise ConfigError(
                 f"min-replicas is {self.min_replicas}: it must be between 1 and replicas ({self.replicas})"
             )
+        if self.spares < 0:
+            raise ConfigError(f"spares is {self.spares}: it cannot be negative")
         for name in ("start_timeout", "reconnect_grace", "answer_timeout", "connect_timeout"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name.replace('_', '-')} is {getattr(self, name):g} s: it cannot be negative")

@@ -303,7 +303,14 @@ class Membership:
         patient = self._now - self._waiting_since < self._settings.start_timeout
         if len(members) < (self._settings.replicas if patient else self._settings.min_replicas):
             return False
-        self._decided(EpochRecord(number=self._facts.highest + 1, members=tuple(members), outcome=Outcome(step=0)))
+        self._decided(
+            EpochRecord(
+                number=self._facts.highest + 1,
+                members=tuple(members),
+                wanted=self._settings.replicas,
+                outcome=Outcome(step=0),
+            )
+        )
         return True
 
     # --- gathering --------------------------------------------------------------------------------------------------

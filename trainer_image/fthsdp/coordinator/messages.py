@@ -78,6 +78,11 @@ class Assigned(_Model):
 
     step: int
     replicas: tuple[int, ...]
+    wanted: int = 0
+    """``EpochRecord.wanted`` of the epoch in which the step first began."""
+    survivors: tuple[tuple[int, ...], ...] = ()
+    """After each retry that lost somebody: who of ``replicas`` was left, oldest first. With a constant batch those
+    take over what the others would have contributed."""
 
 
 class Outcome(_Model):
@@ -99,6 +104,8 @@ class EpochRecord(_Model):
     number: int
     members: tuple[Member, ...]
     """In ring order."""
+    wanted: int = 0
+    """Active replicas to aim at when it was made."""
     paused: bool = False
     """Fewer active members than minReplicas: settle the outcome, keep the state, begin no step, wait for the next."""
     outcome: Outcome | None = None
@@ -147,6 +154,12 @@ class MemberState(_Model):
     """Why it asks to leave at the next boundary; empty when it does not."""
     finished: int | None = None
     """The last step of the run, once it is final."""
+    origin: str = ""
+    """Hex digest, over all ranks, of the state from which a newcomer could start a run; empty while it is not known."""
+    checkpoint: int = 0
+    """Step of that state: the newest whole checkpoint that it can read; 0 when there is none."""
+    failed: str = ""
+    """Why this replica ends itself, the cause first (``StateDiverged: …``); empty when it does not."""
 
 
 # --- records of what happened ---------------------------------------------------------------------------------------
@@ -205,6 +218,8 @@ class Cause(StrEnum):
     HUNG = "Hung"
     REPLACED = "Replaced"
     """A newer attempt of the same replica said hello."""
+    STATE_DIVERGED = "StateDiverged"
+    """It said that its state is not that of the others, and ends itself."""
     ORPHANED = "Orphaned"
     """Nobody with a state was left from whom it could catch up."""
 
