@@ -15,9 +15,13 @@ from fthsdp.errors import ConfigError
 
 __all__ = [
     "ATTEMPT",
+    "BATCH_POLICY",
+    "CHECKPOINT_EVERY",
+    "CHECKPOINT_PATH",
     "COORDINATOR",
     "JOB",
     "JOB_KEY_FILE",
+    "LR_POLICY",
     "MASTER_ADDR",
     "MASTER_PORT",
     "PODS_PER_REPLICA",
@@ -47,6 +51,14 @@ JOB_KEY_FILE = "FTHSDP_JOB_KEY_FILE"
 """File with the job's key. A file, not a variable, so that it does not show in process listings or crash reports."""
 POD_IP = "FTHSDP_POD_IP"
 """Address at which other replicas reach this pod; 127.0.0.1 where unset."""
+BATCH_POLICY = "FTHSDP_BATCH_POLICY"
+"""Shrink or Constant: how many samples a step has while replicas are missing. Shrink where unset."""
+LR_POLICY = "FTHSDP_LR_POLICY"
+"""None, Linear or Sqrt: how the learning rate follows a batch that shrank. None where unset."""
+CHECKPOINT_PATH = "FTHSDP_CHECKPOINT_PATH"
+"""Folder of the job's checkpoints, which all pods reach; there are none where unset."""
+CHECKPOINT_EVERY = "FTHSDP_CHECKPOINT_EVERY"
+"""Steps from one checkpoint to the next."""
 MASTER_ADDR = "MASTER_ADDR"
 """torch's rendezvous inside the replica: host of its pod 0."""
 MASTER_PORT = "MASTER_PORT"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -99,7 +100,7 @@ class TrainState:
         return float(torch.stack(parts).sum()) if parts else 0.0
 
     @torch.no_grad()
-    def update(self, reduced: Sequence[Tensor], *, scale: float, norm_squared: float) -> None:
+    def update(self, reduced: Sequence[Tensor], *, scale: float, norm_squared: float, lr_factor: float = 1.0) -> None:
         """Take one step with the gradients ``reduced * scale``, clipped by their norm over the whole replica.
 
         ``reduced`` are the buckets summed over replicas (not modified); ``norm_squared`` is the sum of
@@ -107,6 +108,9 @@ class TrainState:
         ranks, and the caller's ``scale`` makes up for it: when each loss (a mean over its micro-batch) was multiplied
         by the samples of its micro-batch, ``scale = world_size / total_samples`` gives the gradient of the mean over
         all samples of the step, over all ranks of all replicas.
+
+        This one step is taken with every learning rate times ``lr_factor``; the schedule knows nothing of it. Raises
+        ConfigError when the factor is not 1 and the optimizer has no learning rate.
         """
         factor = scale * self._clip_factor(math.sqrt(norm_squared) * scale)
         for slot in self._slots:
@@ -116,7 +120,8 @@ class TrainState:
             if slot.bucket is not None:
                 target = local(gradient)
                 target.copy_(slot.part(reduced).mul(factor).view(target.shape))
-        self.optimizer.step()
+        with _scaled_rates(self.optimizer, lr_factor):
+            self.optimizer.step()
         if self.scheduler is not None:
             self.scheduler.step()
         self.model.zero_grad(set_to_none=True)
@@ -254,6 +259,30 @@ class TrainState:
             raise ConfigError("the other replicas have another optimizer or scheduler: all must run the same script")
         if (scheduler is None, user is None) != (self.scheduler is None, self.user is None):
             raise ConfigError("only some replicas have a scheduler or user state: all must run the same script")
+
+
+@contextmanager
+def _scaled_rates(optimizer: Optimizer, factor: float) -> Iterator[None]:
+    """Multiply the learning rates for a while; afterwards each has the bits from before, and tensors are the same."""
+    if factor == 1.0:
+        yield
+        return
+    if any("lr" not in group for group in optimizer.param_groups):
+        raise ConfigError(
+            f"{type(optimizer).__name__} has no learning rate 'lr' in its groups, so lrPolicy cannot scale it: use None"
+        )
+    before = [{"lr": _copy(group["lr"])} for group in optimizer.param_groups]
+    for group, kept in zip(optimizer.param_groups, before, strict=True):
+        _restore_options(group, {"lr": kept["lr"] * factor})
+    try:
+        yield
+    finally:
+        for group, kept in zip(optimizer.param_groups, before, strict=True):
+            _restore_options(group, kept)
+
+
+def _copy(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
 
 
 # --- the optimizer's state --------------------------------------------------------------------------------------------

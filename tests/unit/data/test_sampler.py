@@ -58,6 +58,82 @@ def test_each_sample_is_trained_exactly_once_whatever_fails_or_joins(steps):
     assert sorted(trained + numbers(state.returned)) == list(range(state.next))
 
 
+# --- a constant batch -------------------------------------------------------------------------------------------------
+
+
+def shares(state, replicas, total, **options):
+    return assign(state, replicas, 1, total=total, **options)
+
+
+def test_a_constant_batch_is_dealt_evenly_and_contiguously():
+    assert shares(SamplerState(), (2, 0, 1), 8) == {2: ((0, 3),), 0: ((3, 6),), 1: ((6, 8),)}
+
+
+def test_a_constant_batch_is_dealt_in_whole_units_so_that_the_ranks_of_a_replica_have_the_same():
+    assert shares(SamplerState(), (0, 1), 12, unit=4) == {0: ((0, 8),), 1: ((8, 12),)}
+
+
+def test_the_share_of_those_who_are_gone_is_dealt_out_among_those_left():
+    left = shares(SamplerState(), (0, 1, 2), 12, survivors=[(0, 2)])
+    assert left == {0: ((0, 4), (4, 6)), 2: ((8, 12), (6, 8))}
+
+
+def test_whoever_had_more_before_gets_less_of_what_is_dealt_out():
+    left = shares(SamplerState(), (0, 1, 2), 7, survivors=[(0, 2)])
+    assert {replica: count(parts) for replica, parts in left.items()} == {0: 4, 2: 3}
+
+
+def test_more_replicas_than_units_leave_some_with_nothing():
+    assert shares(SamplerState(), (0, 1, 2), 4, unit=2) == {0: ((0, 2),), 1: ((2, 4),), 2: ()}
+
+
+def test_who_survives_makes_no_difference_when_the_batch_shrinks():
+    assert assign(SamplerState(), (0, 1), 3, survivors=[(1,)]) == assign(SamplerState(), (0, 1), 3)
+
+
+RETRIES = st.lists(st.sets(st.integers(0, 15), min_size=1), max_size=4)
+CONSTANT_STEP = st.tuples(
+    st.lists(st.integers(0, 15), min_size=1, max_size=6, unique=True),  # members when the step begins
+    RETRIES,  # who dies before each retry
+    st.booleans(),  # the last of them dies after it was counted: the step rolls forward
+    st.integers(1, 12),  # units in the step: as many as wanted replicas bring
+)
+
+
+def survivors_of(members, deaths):
+    """Return who is left after each retry; the last of the members never dies."""
+    lists, left = [], members
+    for dead in deaths:
+        remaining = [member for member in left if member not in dead or member == members[-1]]
+        if remaining != left:
+            lists.append(tuple(remaining))
+        left = remaining
+    return lists
+
+
+@given(st.lists(CONSTANT_STEP, max_size=20), st.sampled_from([1, 2, 4]))
+@settings(max_examples=200, deadline=None)
+def test_a_constant_batch_stays_whole_and_each_sample_is_trained_once(steps, unit):
+    state, trained = SamplerState(), []
+    for members, deaths, counted, units in steps:
+        lists = survivors_of(members, deaths)
+        earlier = shares(state, members, units * unit, unit=unit)
+        for end in range(len(lists) + 1):
+            dealt = shares(state, members, units * unit, survivors=lists[:end], unit=unit)
+            assert list(dealt) == list(lists[end - 1] if end else members)
+            assert sum(map(count, dealt.values())) == units * unit
+            sizes = sorted(map(count, dealt.values()))
+            assert sizes[-1] - sizes[0] <= unit
+            assert all(size % unit == 0 for size in sizes)
+            for replica, parts in dealt.items():
+                assert numbers(parts)[: count(earlier[replica])] == numbers(earlier[replica])
+            earlier = dealt
+        contributors = list(dealt) if counted or len(dealt) == 1 else list(dealt)[1:]  # a step without its first
+        trained += [n for member in contributors for n in numbers(dealt[member])]
+        state = commit(state, dealt, contributors)
+    assert sorted(trained + numbers(state.returned)) == list(range(state.next))
+
+
 @pytest.mark.parametrize(
     "value",
     [

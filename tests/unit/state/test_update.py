@@ -114,3 +114,71 @@ def test_a_scheduler_that_needs_a_metric_is_refused():
     optimizer = torch.optim.SGD(model.parameters(), lr=1)
     scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
     assert "needs a metric" in refused(model, optimizer, scheduler=scheduler)
+
+
+# --- a learning rate for one step -------------------------------------------------------------------------------------
+
+
+def rates(job):
+    return [float(group["lr"]) for group in job.state.optimizer.param_groups]
+
+
+def update(job, reduced, **options):
+    job.state.update(reduced, scale=1 / 12, norm_squared=job.state.norm_squared(reduced), **options)
+
+
+def test_a_factor_scales_the_learning_rate_of_one_step(make):
+    scaled, reference = make("sgd", scheduler="none", clip=None), make("sgd", scheduler="none", clip=None)
+    for group in reference.state.optimizer.param_groups:
+        group["lr"] *= 0.75
+    update(scaled, scaled.gradients(0), lr_factor=0.75)
+    update(reference, reference.gradients(0))
+    assert scaled.state.digest() == reference.state.digest()
+    assert rates(scaled) == [0.01, 0.01]
+
+
+@pytest.mark.parametrize("kind", ["adamw", "adamw-tensor-lr"])
+def test_the_schedule_never_sees_the_factor(make, kind, scheduler):
+    scaled, plain = make(kind, scheduler), make(kind, scheduler)
+    held = [group["lr"] for group in scaled.state.optimizer.param_groups]
+    for step in range(8):
+        update(scaled, scaled.gradients(step), lr_factor=1 / 3)
+        update(plain, plain.gradients(step))
+        assert rates(scaled) == rates(plain)
+    if isinstance(held[0], torch.Tensor):
+        assert all(group["lr"] is lr for group, lr in zip(scaled.state.optimizer.param_groups, held, strict=True))
+    assert scaled.state.digest() != plain.state.digest()
+
+
+def test_a_replay_with_the_same_factors_has_the_same_bits(make, transfer, optimizer):
+    live, joiner = make(optimizer), make(optimizer, seed=1)
+    transfer(live.state, joiner.state)
+    for step, factor in enumerate([0.75, 1.0, 2 / 3, 0.5]):
+        reduced = live.gradients(step)
+        norm_squared = live.state.norm_squared(reduced)
+        for job in (live, joiner):
+            job.state.update(reduced, scale=1 / 12, norm_squared=norm_squared, lr_factor=factor)
+        assert live.state.digest() == joiner.state.digest()
+
+
+def test_the_learning_rate_is_restored_when_the_optimizer_fails(make):
+    job = make()
+    reduced = job.gradients(0)
+    job.state.optimizer.register_step_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        update(job, reduced, lr_factor=0.5)
+    assert rates(job) == [0.01, 0.01]
+
+
+def test_an_optimizer_without_a_learning_rate_cannot_be_scaled():
+    class Sign(torch.optim.Optimizer):
+        def __init__(self, parameters):
+            super().__init__(parameters, {})
+
+        def step(self):
+            raise AssertionError("the optimizer was reached")
+
+    model = nn.Linear(2, 2)
+    state = TrainState(model, Sign(model.parameters()))
+    with pytest.raises(ConfigError, match="Sign has no learning rate 'lr' in its groups"):
+        state.update([torch.zeros(6)], scale=1.0, norm_squared=0.0, lr_factor=0.5)

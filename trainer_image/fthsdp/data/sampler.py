@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fthsdp.errors import WireError
-from fthsdp.ranges import Range, subtract, union
+from fthsdp.ranges import Range, count, subtract, union
 from fthsdp.scramble import MASK, scramble
 
 __all__ = ["Assignment", "SamplerState", "assign", "commit", "order"]
@@ -49,12 +49,49 @@ class SamplerState:
         return state
 
 
-def assign(state: SamplerState, replicas: Sequence[int], batch_size: int) -> dict[int, tuple[Range, ...]]:
-    """Deal ``batch_size`` samples to each of ``replicas``, in their order: returned ones first, then new ones."""
+def assign(
+    state: SamplerState,
+    replicas: Sequence[int],
+    batch_size: int,
+    *,
+    total: int | None = None,
+    survivors: Sequence[Sequence[int]] = (),
+    unit: int = 1,
+) -> dict[int, tuple[Range, ...]]:
+    """Deal the samples of one step to ``replicas``, in their order: returned ones first, then new ones.
+
+    Without ``total`` each gets ``batch_size``, whatever becomes of the others. With it (a constant batch) the step has
+    ``total`` samples, dealt as evenly as whole ``unit``s allow; ``survivors`` says who was left after each retry, and
+    what those who are gone held is dealt out among them. A share then only grows, at its end. The result names those
+    who are left; a share is empty when there are more replicas than units.
+    """
     assert batch_size > 0
-    assert len(set(replicas)) == len(replicas)
-    stock = [*state.returned, (state.next, state.next + batch_size * len(replicas))]
-    return {replica: _take(stock, batch_size) for replica in replicas}
+    assert len(set(replicas)) == len(replicas) > 0
+    if total is None:
+        stock = [*state.returned, (state.next, state.next + batch_size * len(replicas))]
+        return {replica: _take(stock, batch_size) for replica in replicas}
+    assert total % unit == 0
+    stock = [*state.returned, (state.next, state.next + total)]
+    shares = _deal(stock, dict.fromkeys(replicas, ()), total, unit)
+    for left in survivors:
+        assert left
+        assert shares.keys() >= set(left)
+        stock = [part for replica, parts in shares.items() if replica not in left for part in parts]
+        shares = _deal(stock, {replica: shares[replica] for replica in left}, total, unit)
+    return shares
+
+
+def _deal(
+    stock: list[Range], held: dict[int, tuple[Range, ...]], total: int, unit: int
+) -> dict[int, tuple[Range, ...]]:
+    """Fill up what is ``held`` from ``stock``, so that all have the same of ``total``, give or take one ``unit``."""
+    each, extra = divmod(total // unit, len(held))
+    fullest = sorted(held, key=lambda replica: -count(held[replica]))  # they have their additional unit already
+    more = set(fullest[:extra])
+    return {
+        replica: (*parts, *_take(stock, (each + (replica in more)) * unit - count(parts)))
+        for replica, parts in held.items()
+    }
 
 
 def _take(stock: list[Range], number: int) -> tuple[Range, ...]:
