@@ -54,8 +54,23 @@ def test_steps_from_before_the_run_started_again_do_not_count(tmp_path: Path) ->
     archive = Archive(tmp_path)
     archive.append(Records(steps=(step(1, 1.0), step(2, 2.0))))
     archive.append_event(RunEvent(kind="lost-everything", at=2.5))
+    archive.append_event(RunEvent(kind="started", at=3.0, step=0))
     archive.append(Records(steps=(step(1, 4.0).model_copy(update={"attempt": 1}),)))
     assert restored(tmp_path).report()["steps_final"] == 1
+
+
+def test_steps_up_to_the_checkpoint_from_which_the_run_started_again_count(tmp_path: Path) -> None:
+    archive = Archive(tmp_path)
+    archive.append_event(RunEvent(kind="started", at=0.0, step=0))
+    archive.append(Records(steps=(step(1, 1.0), step(2, 2.0), step(3, 2.1))))
+    archive.append_event(RunEvent(kind="lost-everything", at=2.5))
+    archive.append_event(RunEvent(kind="started", at=3.0, step=2))
+    archive.append(Records(steps=(step(3, 4.0).model_copy(update={"attempt": 1}),)))
+    record = restored(tmp_path)
+    assert record.report()["steps_final"] == 3
+    assert record.take_lines() == []
+    record.add(Records(steps=(step(4, 5.0),)))
+    assert [line["step"] for line in record.take_lines()] == [4]
 
 
 def test_the_report_is_replaced_whole(tmp_path: Path) -> None:

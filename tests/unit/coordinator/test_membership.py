@@ -22,6 +22,7 @@ from fthsdp.coordinator.events import (
     Received,
     Removed,
     Send,
+    Started,
     Tick,
     Withdrawn,
 )
@@ -185,6 +186,43 @@ def test_after_the_start_timeout_the_least_number_of_replicas_is_enough() -> Non
     assert not job.stored
     job.hello(2)
     assert installed(job, 2).active == (0, 2)
+
+
+def test_the_start_is_told_with_the_step_and_whose_weights_were_replaced() -> None:
+    job = Job()
+    job.hello(0, origin="a")
+    job.hello(1, origin="b")
+    job.hello(2, origin="a")
+    assert job.of(Started) == [Started(epoch=1, step=0, replicas=(0, 2), replaced=(1,))]
+    assert installed(job, 1).snapshots == (1,)
+    assert roles(installed(job, 1)) == {0: Role.ACTIVE, 1: Role.SHADOW, 2: Role.ACTIVE}
+
+
+def test_the_first_epoch_waits_until_it_is_known_from_which_state_each_can_begin() -> None:
+    job = Job()
+    job.hello(0, origin="a")
+    job.hello(1)
+    job.hello(2, origin="a")
+    assert not job.stored
+    job.say(1, origin="c", checkpoint=50)
+    record = installed(job, 0)
+    assert record.outcome is not None
+    assert record.outcome.step == 50
+    assert record.active == (1,)
+    assert record.snapshots == (0, 2)
+
+
+def test_a_start_with_too_few_of_the_same_state_is_paused_until_the_others_have_it() -> None:
+    job = Job(replicas=2, least=2)
+    job.hello(0, origin="a")
+    job.hello(1, origin="b")
+    assert installed(job, 0).paused
+    job.say(0, epoch=1, step=0, serves=True)
+    job.say(1, epoch=1, base=1)
+    job.say(1, step=0, serves=True)
+    job.all_say(fence=1)
+    record = installed(job, 1)
+    assert (record.paused, record.active) == (False, (0, 1))
 
 
 @pytest.mark.parametrize(
@@ -385,6 +423,27 @@ def test_when_everybody_is_gone_the_run_starts_again_under_a_higher_number() -> 
     assert record.outcome is not None
     assert record.outcome.step == 0
     assert record.active == (0, 1, 2)
+    assert job.of(Started) == [Started(epoch=record.number, step=0, replicas=(0, 1, 2), replaced=())]
+
+
+def test_when_everybody_is_gone_the_run_starts_again_from_the_newest_checkpoint() -> None:
+    job = Job().started(step=57)
+    for replica in range(3):
+        job.dies(replica)
+    job.hello(0, attempt=1, origin="c", checkpoint=50)
+    job.hello(1, attempt=1, origin="b", checkpoint=40)
+    job.hello(2, attempt=1, origin="c", checkpoint=50)
+    (start,) = job.of(Started)
+    assert (start.step, start.replicas, start.replaced) == (50, (0, 2), (1,))
+    job.say(0, epoch=start.epoch, step=50)
+    job.say(2, epoch=start.epoch, step=50)
+    job.dies(2)
+    job.say(0, fence=start.epoch)
+    job.say(1, fence=start.epoch)
+    outcome = installed(job, 0).outcome
+    assert outcome is not None
+    assert (outcome.step, outcome.serving) == (50, False)
+    assert installed(job, 0).snapshots == (1,)
 
 
 def test_a_verdict_names_who_is_silent_but_not_who_is_known_to_be_gone() -> None:

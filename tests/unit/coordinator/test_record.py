@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fthsdp.coordinator.events import Decided, Effect, Finished, Left, Removed
+from fthsdp.coordinator.events import Decided, Effect, Finished, Left, Removed, Started
 from fthsdp.coordinator.messages import Cause, EpochRecord, JoinRecord, Member, Outcome, Records, Role, StepRecord
 from fthsdp.coordinator.record import RunEvent, RunRecord, event_of
 
@@ -70,6 +70,7 @@ def test_an_undisturbed_run() -> None:
         "outcome": "complete",
         "replicas": 3,
         "started": 1000.0,
+        "starts": [],
         "steps_final": 4,
         "effective_training_time": 1.0,
         "step_seconds": {"p50": 1.0, "p99": 1.0},
@@ -279,13 +280,47 @@ def test_steps_of_a_shadow_have_a_digest_but_no_duration() -> None:
     assert run.report["digests"]["compared"] == 1
 
 
-def test_a_run_that_starts_from_its_beginning_forgets_its_steps_but_not_its_failures() -> None:
+def started(at_step: int, *replaced: int) -> Started:
+    return Started(epoch=4, step=at_step, replicas=(0, 1, 2), replaced=replaced)
+
+
+def test_a_run_that_starts_again_from_its_beginning_forgets_its_steps_but_not_its_failures() -> None:
     run = failed_run()
     run.happens(Decided(record=None), 6.0)
-    run.quiet(1, 2, 0, 1, 2, began=7.0)
+    run.happens(started(0), 7.0)
+    assert (run.record.step, run.record.loss) == (0, None)
+    run.steps(*(step(r, n, 6.0 + n, 7.0 + n, attempt=1) for n in (1, 2) for r in range(3)))
     assert run.report["steps_final"] == 2
-    assert run.report["samples"]["duplicated"] == 0
+    assert run.report["samples"] == {"trained": 24, "duplicated": 0, "missing": 0, "pending": 0}
     assert len(run.report["failures"]) == 1
+    assert run.report["failures"][0]["stall_s"] == 0.5
+
+
+def test_a_run_that_starts_again_from_a_checkpoint_keeps_the_steps_up_to_it() -> None:
+    run = failed_run()
+    assert [line["step"] for line in run.record.take_lines()] == [1, 2, 3, 4, 5]
+    run.happens(Decided(record=None), 6.0)
+    run.happens(started(3, 1), 7.0)
+    assert run.record.step == 3
+    assert run.report["samples"]["trained"] == 36
+    run.steps(*(step(r, 4, 10.0, 11.0, attempt=1) for r in range(3)))
+    assert run.report["steps_final"] == 4
+    assert run.report["samples"] == {"trained": 48, "duplicated": 0, "missing": 0, "pending": 0}
+    assert [line["step"] for line in run.record.take_lines()] == [4]
+    assert run.report["starts"] == [{"epoch": 4, "step": 3, "replicas": [0, 1, 2], "replaced": [1], "started_s": 7.0}]
+    # Steps 1 to 3 count, and 4 of the second time: 12 laps of 1 s in 11 s of 3 replicas.
+    assert run.report["effective_training_time"] == pytest.approx(12 / (3 * 11), abs=1e-4)
+
+
+def test_a_run_that_starts_from_a_checkpoint_of_another_run_takes_the_samples_before_it_for_trained() -> None:
+    run = Run()
+    run.happens(started(40), 0.0)
+    waiting, last = ((4, 8), (100, 104)), ((480, 488), (92, 96))
+    run.steps(step(0, 41, 0, 1, trained=last, returned=waiting, total_samples=12))
+    assert run.report["samples"] == {"trained": 12, "duplicated": 0, "missing": 0, "pending": 8}
+    run.steps(step(0, 42, 1, 2, trained=(*waiting, (489, 493)), total_samples=12))
+    assert run.report["samples"] == {"trained": 24, "duplicated": 0, "missing": 1, "pending": 0}
+    assert [line["step"] for line in run.record.take_lines()] == [41, 42]
 
 
 def test_effective_training_time_counts_what_dead_and_stalled_replicas_did_not_do() -> None:

@@ -34,14 +34,15 @@ class Archive:
         self._folder = folder
 
     def restore(self, record: RunRecord) -> None:
-        """Feed what is in the folder into a new record; steps of a run that started again do not count."""
-        events = list(self._read("events.jsonl", RunEvent))
-        for event in events:
+        """Feed what is in the folder into a new record, where a run started again in the order of time."""
+        steps = list(self._read("steps.jsonl", StepRecord))
+        for event in self._read("events.jsonl", RunEvent):
+            if event.kind == "started":
+                record.add(Records(steps=tuple(s for s in steps if s.ended <= event.at)))
+                steps = [s for s in steps if s.ended > event.at]
             record.note(event)
-        began = max((e.at for e in events if e.kind == "lost-everything"), default=float("-inf"))
-        steps = tuple(s for s in self._read("steps.jsonl", StepRecord) if s.ended > began)
         joins = tuple(self._read("joins.jsonl", JoinRecord))
-        record.add(Records(steps=steps, joins=joins))
+        record.add(Records(steps=tuple(steps), joins=joins))
         record.take_lines()
 
     def append(self, records: Records) -> None:

@@ -28,6 +28,7 @@ __all__ = [
     "Received",
     "Removed",
     "Send",
+    "Started",
     "Tick",
     "Withdrawn",
 ]
@@ -166,9 +167,22 @@ class Left:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decided:
-    """This epoch follows, with an outcome; None: nobody with a state is left, the job starts from its beginning."""
+    """This epoch follows, with an outcome; None: nobody with a state is left, the job starts again."""
 
     record: EpochRecord | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """The epoch just decided is the run's first one, or the first one after everything was lost."""
+
+    epoch: int
+    step: int
+    """Of the checkpoint that the run begins from; 0 when it begins from the initial weights."""
+    replicas: tuple[int, ...]
+    """Those who train in it. The state of the lowest is everybody's."""
+    replaced: tuple[int, ...]
+    """Whose own state was another one: other initial weights, or an older checkpoint or none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,4 +207,4 @@ class Finished:
     step: int
 
 
-Effect = Persist | Send | Drop | Fenced | Removed | Left | Decided | Proposed | Withdrawn | Finished
+Effect = Persist | Send | Drop | Fenced | Removed | Left | Decided | Started | Proposed | Withdrawn | Finished

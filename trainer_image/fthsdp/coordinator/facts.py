@@ -128,6 +128,11 @@ class Facts:
             if replica not in union and peer.connection is not None and not (peer.state.epoch or peer.state.leaving):
                 yield peer
 
+    def candidates(self) -> list[Peer]:
+        """Newcomers with whom a run can begin: they know from which state they could."""
+        waiting = list(self.joiners())
+        return [peer for peer in waiting if peer.state.origin] or waiting
+
     def has_left(self, member: Member) -> bool:
         """Whether this member of the current epoch is let go by the proposal, which may have begun."""
         return self.begun is not None and self.begun.member(member.replica) is None

@@ -36,6 +36,7 @@ from fthsdp.coordinator.events import (
     Received,
     Removed,
     Send,
+    Started,
     Tick,
     Withdrawn,
 )
@@ -55,14 +56,13 @@ from fthsdp.coordinator.messages import (
     Install,
     Member,
     MemberState,
-    Outcome,
     RefusedMember,
     ReplicaStatus,
-    Role,
     State,
     Verdict,
     Welcome,
 )
+from fthsdp.coordinator.start import first_epoch, replaced
 
 __all__ = ["Membership"]
 
@@ -299,17 +299,22 @@ class Membership:
 
     def _start(self) -> bool:
         """Make the first epoch, or the first one after everything was lost."""
-        members = [p.as_member(Role.ACTIVE) for p in self._facts.joiners()]
+        waiting = self._facts.candidates()
         patient = self._now - self._waiting_since < self._settings.start_timeout
-        if len(members) < (self._settings.replicas if patient else self._settings.min_replicas):
+        if len(waiting) < (self._settings.replicas if patient else self._settings.min_replicas):
             return False
-        self._decided(
-            EpochRecord(
-                number=self._facts.highest + 1,
-                members=tuple(members),
-                wanted=self._settings.replicas,
-                outcome=Outcome(step=0),
-            )
+        states = {p.replica: p.state for p in waiting}
+        record = first_epoch(
+            states,
+            members={p.replica: p.as_member() for p in waiting},
+            number=self._facts.highest + 1,
+            wanted=self._settings.replicas,
+            least=self._settings.min_replicas,
+        )
+        self._decided(record)
+        assert record.outcome is not None
+        self._effects.append(
+            Started(epoch=record.number, step=record.outcome.step, replicas=record.active, replaced=replaced(states))
         )
         return True
 
@@ -356,7 +361,8 @@ class Membership:
     def _begin_again(self) -> None:
         """Nobody with a state is left: whoever caught up from the lost ones has to start again too.
 
-        Who has entered no epoch yet is as good as new, and waits for the next first one.
+        The next epoch is a first one, from the newest checkpoint that those who come back can read. Who has entered no
+        epoch yet is as good as new, and waits for it.
         """
         peers = [self._facts.peers[m.replica] for m in self._facts.union().values()]
         orphans = [peer for peer in peers if peer.state.epoch and not peer.state.leaving]

@@ -11,12 +11,12 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from fthsdp.coordinator.events import Decided, Effect, Finished, Left, Removed
+from fthsdp.coordinator.events import Decided, Effect, Finished, Left, Removed, Started
 from fthsdp.coordinator.messages import Cause, JoinRecord, Records, Role, StepRecord
 from fthsdp.ranges import Range, count, subtract, union
 
@@ -31,17 +31,21 @@ class RunEvent(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    kind: Literal["decided", "lost-everything", "removed", "left", "finished"]
+    kind: Literal["decided", "started", "lost-everything", "removed", "left", "finished"]
     at: float
     """Unix time in seconds."""
     epoch: int | None = None
     step: int | None = None
-    """decided: the last step that counts; finished: the last step."""
+    """decided: the last step that counts; started: of the checkpoint it begins from; finished: the last step."""
     replica: int | None = None
     attempt: int | None = None
     cause: Cause | None = None
     reason: str = ""
     member: bool = True
+    replicas: tuple[int, ...] = ()
+    """started: those who train in the first epoch."""
+    replaced: tuple[int, ...] = ()
+    """started: whose own state was not the one that the run begins from."""
 
 
 def event_of(effect: Effect, at: float) -> RunEvent | None:
@@ -51,6 +55,15 @@ def event_of(effect: Effect, at: float) -> RunEvent | None:
             return RunEvent(kind="lost-everything", at=at)
         case Decided(record=record) if record is not None and record.outcome is not None:
             return RunEvent(kind="decided", at=at, epoch=record.number, step=record.outcome.step)
+        case Started():
+            return RunEvent(
+                kind="started",
+                at=at,
+                epoch=effect.epoch,
+                step=effect.step,
+                replicas=effect.replicas,
+                replaced=effect.replaced,
+            )
         case Removed():
             return RunEvent(
                 kind="removed",
@@ -76,6 +89,8 @@ class _Lap:
     began: float
     ended: float
     outcome: str
+    counts: bool = True
+    """False: the run has started again from an earlier step since."""
 
     @property
     def seconds(self) -> float:
@@ -92,8 +107,10 @@ class _Step:
     contributors: tuple[int, ...]
     total_samples: int
     digest: str = ""
-    told: bool = False
-    """Which samples it trained is known."""
+    trained: tuple[Range, ...] = ()
+    """Its samples, as far as anybody told."""
+    returned: tuple[Range, ...] = ()
+    """Those that waited to be dealt again after it; known when ``trained`` is."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -120,12 +137,13 @@ class RunRecord:
         self._joins: list[JoinRecord] = []
         self._failures: list[_Failure] = []
         self._leaves: list[RunEvent] = []
+        self._starts: list[RunEvent] = []
         self._lines: dict[int, dict[str, Any]] = {}
         self._printed: int | None = None
         self._trained: tuple[Range, ...] = ()
-        self._returned: tuple[int, tuple[Range, ...]] = (0, ())
-        self._dealt = 0
         """Samples of the steps that have told theirs."""
+        self._dealt = 0
+        """Their number, repetitions included."""
         self._untold = 0
         """Samples of the other steps: nobody has recorded them but replicas that were catching up."""
         self._compared = self._mismatched = self._outcomes_differ = 0
@@ -151,8 +169,10 @@ class RunRecord:
                 self._leaves.append(event)
             case "finished":
                 self._finished = event.step
-            case "lost-everything":
-                self._forget_steps()
+            case "started":
+                assert event.step is not None
+                self._starts.append(event)
+                self._forget_steps_after(event.step)
 
     def add(self, records: Records) -> Records:
         """Take in what a leader recorded and return what of it is new: records are sent again until confirmed."""
@@ -196,24 +216,28 @@ class RunRecord:
         step.digest = step.digest or record.digest
 
     def _count_samples(self, step: _Step, record: StepRecord) -> None:
-        if step.told or not record.trained:
+        if step.trained or not record.trained:
             return
-        step.told = True
+        step.trained, step.returned = record.trained, record.returned
         self._dealt += count(record.trained)
         self._untold -= step.total_samples
         self._trained = union((*self._trained, *record.trained))
-        if record.step >= self._returned[0]:
-            self._returned = (record.step, record.returned)
 
-    def _forget_steps(self) -> None:
-        """The run starts from its beginning: what was trained before does not count."""
-        self._steps.clear()
-        self._newest.clear()
-        self._lines.clear()
-        self._trained = ()
-        self._returned = (0, ())
-        self._dealt = self._untold = 0
-        self.step, self.loss, self._printed = 0, None, 0
+    def _forget_steps_after(self, last: int) -> None:
+        """The run begins from this step: what was trained after it does not count."""
+        self._steps = {number: step for number, step in self._steps.items() if number <= last}
+        self._lines = {number: line for number, line in self._lines.items() if number <= last}
+        self._laps = defaultdict(
+            list,
+            {
+                who: [lap if lap.step <= last else replace(lap, counts=False) for lap in laps]
+                for who, laps in self._laps.items()
+            },
+        )
+        told = [r for step in self._steps.values() for r in step.trained]
+        self._trained, self._dealt = union(told), count(told)
+        self._untold = sum(step.total_samples for step in self._steps.values() if not step.trained)
+        self.step, self.loss, self._printed = last, self.loss if self.step == last else None, last
 
     # --- out --------------------------------------------------------------------------------------------------------
 
@@ -233,6 +257,16 @@ class RunRecord:
             "outcome": "running" if self._finished is None else "complete",
             "replicas": self._replicas,
             "started": self._began,
+            "starts": [
+                {
+                    "epoch": e.epoch,
+                    "step": e.step,
+                    "replicas": list(e.replicas),
+                    "replaced": list(e.replaced),
+                    "started_s": self._clock(e.at),
+                }
+                for e in self._starts
+            ],
             "steps_final": len(self._steps),
             "effective_training_time": self._effective(normal),
             "step_seconds": {"p50": _quantile(seconds, 0.50), "p99": _quantile(seconds, 0.99)},
@@ -253,14 +287,23 @@ class RunRecord:
     def _samples(self) -> dict[str, int]:
         """Samples of steps that nobody told the ranges of are taken for those that fill the holes."""
         end = self._trained[-1][1] if self._trained else 0
-        holes = subtract([(0, end)], self._trained)
-        pending = count(holes) - count(subtract(holes, self._returned[1]))
+        told = [number for number, step in self._steps.items() if step.trained]
+        holes = subtract([(0, end)], (*self._trained, *self._trained_before(told)))
+        pending = count(holes) - count(subtract(holes, self._steps[max(told)].returned)) if told else 0
         return {
             "trained": count(self._trained) + self._untold,
             "duplicated": self._dealt - count(self._trained),
             "missing": max(count(holes) - pending - self._untold, 0),
             "pending": pending,
         }
+
+    def _trained_before(self, told: Sequence[int]) -> tuple[Range, ...]:
+        """Samples of steps before those on record: neither trained nor waiting where the record begins."""
+        if not told or min(self._steps) == 1:
+            return ()
+        first = self._steps[min(told)]
+        known = (*first.trained, *first.returned)
+        return tuple(subtract([(0, max(end for _, end in known))], known))
 
     def _spans(self) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
         failures = [f.span for f in self._failures if f.event.member]
@@ -335,7 +378,7 @@ class RunRecord:
             return None
         whole = self._replicas * (max(lap.ended for lap in laps) - min(lap.began for lap in laps))
         pace = statistics.median(normal.values())
-        useful = sum(min(lap.seconds, pace) for lap in laps)
+        useful = sum(min(lap.seconds, pace) for lap in laps if lap.counts)
         return round(useful / whole, 4) if whole > 0 else None
 
 

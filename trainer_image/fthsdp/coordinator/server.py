@@ -34,6 +34,7 @@ from fthsdp.coordinator.events import (
     Received,
     Removed,
     Send,
+    Started,
     Tick,
     Withdrawn,
 )
@@ -64,7 +65,7 @@ __all__ = ["Coordinator"]
 log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
-_News = Fenced | Removed | Left | Decided | Proposed | Withdrawn | Finished
+_News = Fenced | Removed | Left | Decided | Started | Proposed | Withdrawn | Finished
 
 TICK = 0.1
 """Seconds between two looks at the clock: how late a timeout can be noticed."""
@@ -200,7 +201,7 @@ class Coordinator:
                     self._write(connection, effect.message)
             case Drop():
                 self._drop(effect.connection)
-            case Fenced() | Removed() | Left() | Decided() | Proposed() | Withdrawn() | Finished():
+            case Fenced() | Removed() | Left() | Decided() | Started() | Proposed() | Withdrawn() | Finished():
                 self._note(effect)
             case _ as never:
                 assert_never(never)
@@ -406,6 +407,8 @@ def _in_words(effect: _News) -> str:
             return f"replica {effect.replica} attempt {effect.attempt} left: {effect.reason}"
         case Decided():
             return _decision_in_words(effect.record)
+        case Started():
+            return _start_in_words(effect)
         case Proposed():
             return f"planned {_record_in_words(effect.record)}"
         case Withdrawn():
@@ -418,8 +421,14 @@ def _in_words(effect: _News) -> str:
 
 def _decision_in_words(record: EpochRecord | None) -> str:
     if record is None:
-        return "nobody with a state is left: the run starts from its beginning when enough replicas are back"
+        return "nobody with a state is left: the run starts again when enough replicas are back"
     return f"decided {_record_in_words(record)}"
+
+
+def _start_in_words(start: Started) -> str:
+    origin = f"the checkpoint of step {start.step}" if start.step else "the initial weights"
+    others = f"; replicas {list(start.replaced)} had another state, and get this one" if start.replaced else ""
+    return f"the run starts from {origin} of replica {start.replicas[0]}{others}"
 
 
 def _record_in_words(record: EpochRecord) -> str:
