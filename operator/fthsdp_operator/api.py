@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     BaseModel,
@@ -25,6 +25,7 @@ from pydantic import (
 )
 from pydantic.alias_generators import to_camel
 
+from fthsdp.data.policies import BatchPolicy, LrPolicy
 from fthsdp.errors import ConfigError
 
 __all__ = [
@@ -45,6 +46,7 @@ __all__ = [
     "ROLE_LABEL",
     "VERSION",
     "Backoff",
+    "Checkpoint",
     "Condition",
     "CoordinatorSpec",
     "CoordinatorStatus",
@@ -99,8 +101,11 @@ RESERVED_ENV = (
     "PET_NPROC_PER_NODE",
     "PET_MASTER_ADDR",
     "PET_MASTER_PORT",
+    "RANK",
+    "WORLD_SIZE",
 )
-"""Set by the operator in every container of a training pod, beside those that start with FTHSDP_."""
+"""Set by the operator in every container of a training pod, beside those that start with FTHSDP_; the last two by
+torchrun."""
 
 
 class Role(StrEnum):
@@ -224,7 +229,26 @@ class FailurePolicy(_Spec):
     """Waits between the restarts of one replica."""
 
 
+class Checkpoint(_Spec):
+    """Where the training state is kept, in case that no replica is left."""
+
+    path: str = Field(min_length=1, max_length=4096)
+    """Folder that all pods reach under this path, on a volume of the template; the newest whole checkpoint in it is
+    where a job begins that has no replica with a state."""
+    every_steps: int = Field(ge=1, le=10**9)
+    """Steps from one checkpoint to the next."""
+
+
 _REPLICAS_RULE = "minReplicas is above replicas: lower minReplicas or raise replicas"
+_SPARES_RULE = f"replicas and spares together are more than {MAX_REPLICAS}: lower one of them"
+_LR_RULE = (
+    "lrPolicy follows a batch that shrinks, and batchPolicy Constant keeps it whole: set lrPolicy None, or batchPolicy"
+    " Shrink"
+)
+_FIXED_RULE = (
+    "batchPolicy, lrPolicy and checkpoint have to be the same for all replicas, so they cannot be changed while pods"
+    " run: suspend the job first"
+)
 _PODS_RULE = "podsPerReplica cannot be changed while the job exists: delete the job and create it anew"
 NAME_RULE = (
     f"metadata.name has to be at most {MAX_JOB_NAME} lower-case letters, digits and dashes, starting with a letter and"
@@ -232,14 +256,14 @@ NAME_RULE = (
 )
 _RESTART_RULE = "template.spec.restartPolicy has to be Never or left out: fthsdp restarts whole replicas by itself"
 _ENV_RULE = (
-    "env names that start with FTHSDP_ or PET_, MASTER_ADDR and MASTER_PORT are set by fthsdp itself:"
+    "env names that start with FTHSDP_ or PET_, MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE are set by fthsdp itself:"
     " remove them from the template"
 )
 _NAME_PATTERN = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 
 _RESERVED_CEL = (
     "!self.name.startsWith('FTHSDP_') && !self.name.startsWith('PET_')"
-    " && self.name != 'MASTER_ADDR' && self.name != 'MASTER_PORT'"
+    " && !(self.name in ['MASTER_ADDR', 'MASTER_PORT', 'RANK', 'WORLD_SIZE'])"
 )
 _ANYTHING: dict[str, Any] = {"x-kubernetes-preserve-unknown-fields": True}
 _ITEMS: dict[str, Any] = {"type": "array", "items": {"type": "object", **_ANYTHING}}
@@ -318,7 +342,25 @@ class JobSpec(_Spec):
                     "rule": "self.minReplicas <= self.replicas",
                     "message": _REPLICAS_RULE,
                     "fieldPath": ".minReplicas",
-                }
+                },
+                {
+                    "rule": f"self.replicas + self.spares <= {MAX_REPLICAS}",
+                    "message": _SPARES_RULE,
+                    "fieldPath": ".spares",
+                },
+                {
+                    "rule": "self.batchPolicy == 'Shrink' || self.lrPolicy == 'None'",
+                    "message": _LR_RULE,
+                    "fieldPath": ".lrPolicy",
+                },
+                {
+                    "rule": (
+                        "oldSelf.suspend || (self.batchPolicy == oldSelf.batchPolicy"
+                        " && self.lrPolicy == oldSelf.lrPolicy && has(self.checkpoint) == has(oldSelf.checkpoint)"
+                        " && (!has(self.checkpoint) || self.checkpoint == oldSelf.checkpoint))"
+                    ),
+                    "message": _FIXED_RULE,
+                },
             ]
         }
     )
@@ -327,6 +369,9 @@ class JobSpec(_Spec):
     """Data-parallel replicas, each with a whole copy of the training state. May be changed while the job runs."""
     min_replicas: int = Field(default=1, ge=1, le=MAX_REPLICAS)
     """Below this many training replicas the job pauses at a step boundary, keeps its state and waits."""
+    spares: int = Field(default=0, ge=0, le=MAX_REPLICAS)
+    """Replicas kept ready beside these, with the state but without a share of the batch: when one of the others fails,
+    a spare takes its place in the same step, and the failed one comes back as a spare. May be changed."""
     pods_per_replica: int = Field(
         default=1,
         ge=1,
@@ -342,10 +387,22 @@ class JobSpec(_Spec):
     """The pod that numbers the memberships of the job."""
     failure_policy: FailurePolicy = FailurePolicy()
     """What happens when a replica fails."""
+    batch_policy: BatchPolicy = Field(default=BatchPolicy.SHRINK, strict=False)
+    """While replicas are missing: Shrink trains what the others bring, and no work is repeated; Constant has the others
+    train the missing share too, in the same step."""
+    lr_policy: LrPolicy = Field(default=LrPolicy.NONE, strict=False)
+    """How the learning rate follows a batch that shrank: None, Linear (in proportion) or Sqrt (with its root)."""
+    checkpoint: Checkpoint | None = None
+    """Where the training state is kept, in case that no replica is left; nowhere where unset."""
     suspend: bool = False
     """True takes all pods of the job away until it is false again."""
     ttl_seconds_after_finished: int | None = Field(default=None, ge=0, le=10 * 365 * 24 * 3600)
     """Seconds after which a job that is Complete or Failed is deleted; never where unset."""
+
+    @property
+    def groups(self) -> int:
+        """Groups of pods: the replicas and the spares. Which of them trains is the coordinator's choice."""
+        return self.replicas + self.spares
 
 
 # --- status ---------------------------------------------------------------------------------------------------------
@@ -359,7 +416,7 @@ class JobState(StrEnum):
     STARTING = "Starting"
     """Pods start; no replica trains so far."""
     RUNNING = "Running"
-    """All replicas train."""
+    """As many replicas train as are wanted."""
     DEGRADED = "Degraded"
     """At least minReplicas train, the others are on their way back."""
     PAUSED = "Paused"
@@ -381,6 +438,8 @@ class ReplicaState(StrEnum):
     """It downloads the state and replays, or waits to become active."""
     ACTIVE = "Active"
     """It trains."""
+    SPARE = "Spare"
+    """It has the state of those that train, and takes over as soon as one of them fails."""
     BACKOFF = "Backoff"
     """It failed and waits for nextRestartTime."""
     FINISHED = "Finished"
@@ -415,9 +474,9 @@ class ReplicaStatus(_Status):
     """One replica."""
 
     index: int
-    """Its number, 0 … replicas-1."""
+    """Its number, 0 … replicas+spares-1."""
     state: ReplicaState = ReplicaState.PENDING
-    """Pending, Starting, CatchingUp, Active, Backoff, Finished, Failed, Suspended or Removed."""
+    """Pending, Starting, CatchingUp, Active, Spare, Backoff, Finished, Failed, Suspended or Removed."""
     attempt: int = 0
     """Incarnation; part of the pods' names. Written here before the pods of the one before are deleted."""
     restarts: int = 0
@@ -469,8 +528,10 @@ class JobStatus(_Status):
     """Pending, Starting, Running, Degraded, Paused, Suspended, Complete or Failed."""
     ready: str | None = None
     """Replicas that train, of those wanted, as in 2/3."""
+    spares: str | None = None
+    """Spares that are ready, of those wanted, as in 1/1; unset for a job without."""
     replicas: int = 0
-    """Replicas that have pods."""
+    """Replicas that have pods, spares left out."""
     ready_replicas: int = 0
     """Replicas that train, or finished."""
     selector: str | None = None
@@ -582,6 +643,10 @@ def _complaints(spec: JobSpec) -> Iterator[str]:
     """Say what the types above cannot, in the order in which people read a manifest."""
     if spec.min_replicas > spec.replicas:
         yield f"spec.{_REPLICAS_RULE} (they are {spec.min_replicas} and {spec.replicas})"
+    if spec.groups > MAX_REPLICAS:
+        yield f"spec.{_SPARES_RULE} (they are {spec.replicas} and {spec.spares})"
+    if spec.batch_policy is BatchPolicy.CONSTANT and spec.lr_policy is not LrPolicy.NONE:
+        yield f"spec.{_LR_RULE} (it is {spec.lr_policy})"
     if spec.failure_policy.backoff.initial_seconds > spec.failure_policy.backoff.max_seconds:
         yield f"spec.failurePolicy.{_BACKOFF_RULE}"
     yield from _template_complaints(spec.template)
@@ -686,6 +751,8 @@ _WORDS = {
     "greater_than_equal": "at least {ge}",
     "less_than_equal": "at most {le}",
     "string_too_short": "at least {min_length} character long",
+    "string_too_long": "at most {max_length} characters long",
+    "enum": "{expected}",
 }
 
 
@@ -705,9 +772,11 @@ def _model_at(location: tuple[int | str, ...]) -> type[BaseModel] | None:
     model: type[BaseModel] = Job
     for part in location[:-1]:
         field = next((f for f in model.model_fields.values() if f.alias == part), None)
-        if field is None or not isinstance(field.annotation, type) or not issubclass(field.annotation, BaseModel):
+        kinds = (field.annotation, *get_args(field.annotation)) if field is not None else ()  # of X | None as well
+        inner = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+        if inner is None:
             return None
-        model = field.annotation
+        model = inner
     return model
 
 
@@ -715,7 +784,8 @@ def _description(location: tuple[int | str, ...]) -> str:
     model = _model_at(location)
     fields = model.model_fields.values() if model else ()
     field = next((f for f in fields if f.alias == location[-1]), None)
-    return (field.description if field and field.description else "it has to be given").rstrip(".")
+    words = " ".join((field.description or "").split()) if field else ""
+    return words.rstrip(".") or "it has to be given"
 
 
 def _suggestion(location: tuple[int | str, ...]) -> str:

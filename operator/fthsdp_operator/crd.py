@@ -26,14 +26,17 @@ _DESCRIPTION = (
     "An FTHSDPJob trains one model on several data-parallel replicas, each with a whole copy of the training state."
     " When a replica fails, only that one is restarted; the others train on."
 )
+_ALWAYS: Schema = {}
+_WIDE: Schema = {"priority": 1}  # only ``kubectl get -o wide`` shows it
 _COLUMNS = (
-    ("Ready", "string", ".status.ready", "Replicas that train, of those wanted."),
-    ("Min", "integer", ".spec.minReplicas", "Replicas below which the job pauses."),
-    ("Step", "integer", ".status.step", "Newest final step."),
-    ("Restarts", "integer", ".status.restarts", "Restarts of replicas so far."),
-    ("State", "string", ".status.state", "Where the job stands."),
-    ("Last-Failure", "string", ".status.lastFailure", "The newest failure of a replica."),
-    ("Age", "date", ".metadata.creationTimestamp", "Since the job was created."),
+    ("Ready", "string", ".status.ready", "Replicas that train, of those wanted.", _ALWAYS),
+    ("Min", "integer", ".spec.minReplicas", "Replicas below which the job pauses.", _ALWAYS),
+    ("Spares", "string", ".status.spares", "Spares that are ready, of those wanted.", _WIDE),
+    ("Step", "integer", ".status.step", "Newest final step.", _ALWAYS),
+    ("Restarts", "integer", ".status.restarts", "Restarts of replicas so far.", _ALWAYS),
+    ("State", "string", ".status.state", "Where the job stands.", _ALWAYS),
+    ("Last-Failure", "string", ".status.lastFailure", "The newest failure of a replica.", _ALWAYS),
+    ("Age", "date", ".metadata.creationTimestamp", "Since the job was created.", _ALWAYS),
 )
 
 
@@ -73,7 +76,8 @@ def _version() -> Schema:
             },
         },
         "additionalPrinterColumns": [
-            {"name": name, "type": kind, "jsonPath": path, "description": words} for name, kind, path, words in _COLUMNS
+            {"name": name, "type": kind, "jsonPath": path, "description": words} | wide
+            for name, kind, path, words, wide in _COLUMNS
         ],
         "schema": {"openAPIV3Schema": _root()},
     }

@@ -46,7 +46,7 @@ OVERDUE = 2.0
 """Seconds past its grace period after which a coordinator's pod is removed by force: its node does not answer. Safe for
 a coordinator, since two of them can never both write the epoch."""
 
-_UP = (ReplicaState.STARTING, ReplicaState.CATCHING_UP, ReplicaState.ACTIVE)
+_UP = (ReplicaState.STARTING, ReplicaState.CATCHING_UP, ReplicaState.ACTIVE, ReplicaState.SPARE)
 _WAITING = (ReplicaState.PENDING, ReplicaState.BACKOFF)
 _ENDED = (ReplicaState.FINISHED, ReplicaState.FAILED)
 
@@ -135,10 +135,10 @@ def plan(job: Job, observed: Observed, now: float) -> Plan:
 
 
 def _running(job: Job, observed: Observed, now: float) -> Plan:
-    entries = [_entry_now(job, observed, index) for index in range(job.spec.replicas)]
+    entries = [_entry_now(job, observed, index) for index in range(job.spec.groups)]
     over = _run_is_over(observed) or any(entry.state is ReplicaState.FINISHED for entry in entries)
     groups = [_group(job, observed, entry, now, over=over) for entry in entries]
-    removed = [_removed(observed, entry) for entry in job.status.replica_statuses if entry.index >= job.spec.replicas]
+    removed = [_removed(observed, entry) for entry in job.status.replica_statuses if entry.index >= job.spec.groups]
     everything = tuple(group.entry for group in (*groups, *removed))
     failed = next((group for group in groups if group.give_up is not None), None)
     if failed is not None and failed.give_up is not None:
@@ -266,7 +266,7 @@ def _growing(job: Job, observed: Observed, entry: ReplicaStatus, stale: tuple[De
     """A replica that nothing is wrong with: create what is missing, or see how far it got."""
     there = {pod.index for pod in observed.group(entry.index, entry.attempt)}
     missing = [index for index in range(job.spec.pods_per_replica) if index not in there]
-    state = ReplicaState.PENDING if missing else _progress(observed, entry)
+    state = ReplicaState.PENDING if missing else _progress(job, observed, entry)
     exited = any(pod.phase == "Succeeded" for pod in observed.group(entry.index, entry.attempt))
     first_exit = (entry.first_exit_time or now) if exited else None
     after = entry.model_copy(update={"state": state, "next_restart_time": None, "first_exit_time": first_exit})
@@ -277,21 +277,34 @@ def _growing(job: Job, observed: Observed, entry: ReplicaStatus, stale: tuple[De
     return _Group(entry=after, actions=(*stale, *creates), events=_news(entry, after))
 
 
-def _progress(observed: Observed, entry: ReplicaStatus) -> ReplicaState:
+def _progress(job: Job, observed: Observed, entry: ReplicaStatus) -> ReplicaState:
     """How far a replica got whose pods all exist. Only the coordinator knows who trains; silent, nothing changes."""
     before = entry.state if entry.state in _UP else ReplicaState.STARTING
     member = observed.member(entry.index, entry.attempt)
     if observed.coordinator is None or observed.coordinator.finished:
         return before
     if member is None:
-        return ReplicaState.STARTING if before is not ReplicaState.ACTIVE else ReplicaState.CATCHING_UP
-    return ReplicaState.ACTIVE if member.role is messages.Role.ACTIVE else ReplicaState.CATCHING_UP
+        return ReplicaState.CATCHING_UP if before in _READY else ReplicaState.STARTING
+    if member.role is messages.Role.ACTIVE:
+        return ReplicaState.ACTIVE
+    # A shadow that has the state trains from the next boundary on, unless enough others do.
+    ready = member.role is messages.Role.SHADOW and member.step is not None and _all_train(job, observed.coordinator)
+    return ReplicaState.SPARE if ready else ReplicaState.CATCHING_UP
+
+
+def _all_train(job: Job, coordinator: messages.Status) -> bool:
+    active = sum(member.role is messages.Role.ACTIVE for member in coordinator.replicas)
+    return active >= job.spec.replicas
+
+
+_READY = {ReplicaState.ACTIVE: ("ReplicaActive", "trains"), ReplicaState.SPARE: ("SpareReady", "is a ready spare")}
 
 
 def _news(before: ReplicaStatus, after: ReplicaStatus) -> tuple[Event, ...]:
-    if after.state is not ReplicaState.ACTIVE or before.state is ReplicaState.ACTIVE:
+    if after.state not in _READY or before.state is after.state:
         return ()
-    return (Event(reason="ReplicaActive", message=f"replica {after.index} trains (attempt {after.attempt})"),)
+    reason, words = _READY[after.state]
+    return (Event(reason=reason, message=f"replica {after.index} {words} (attempt {after.attempt})"),)
 
 
 def _failed(job: Job, observed: Observed, entry: ReplicaStatus, failure: Failure, now: float, *, over: bool) -> _Group:
@@ -384,7 +397,7 @@ def _by_force(pod: PodView) -> Delete:
 
 def _leaving(job: Job, observed: Observed) -> bool:
     """Replicas that were scaled away are still there; a coordinator that knows them not would not let them leave."""
-    return any(pod.replica >= job.spec.replicas for pod in observed.trainers)
+    return any(pod.replica >= job.spec.groups for pod in observed.trainers)
 
 
 def _start_coordinator(job: Job, observed: Observed, now: float) -> tuple[CoordinatorStatus, _Step]:
@@ -463,15 +476,17 @@ def _status(
     verdict: tuple[str, str] = ("", ""),
     completion_time: float | None = None,
 ) -> JobStatus:
-    before = job.status
-    ready = sum(entry.state in (ReplicaState.ACTIVE, ReplicaState.FINISHED) for entry in entries)
+    before, wanted = job.status, job.spec.replicas
+    # At the end of a run the spares have finished too, and for a moment after a change more may train than are wanted.
+    ready = min(sum(entry.state in (ReplicaState.ACTIVE, ReplicaState.FINISHED) for entry in entries), wanted)
     start_time = before.start_time if before.start_time is not None or not ready else now
     state = state or _state(job, observed, ready, over=over, started=start_time is not None)
     return JobStatus(
         observed_generation=job.metadata.generation,
         state=state,
-        ready=f"{ready}/{job.spec.replicas}",
-        replicas=sum(bool(observed.group(entry.index, entry.attempt)) for entry in entries),
+        ready=f"{ready}/{wanted}",
+        spares=_spares(job, entries, ready),
+        replicas=min(sum(bool(observed.group(entry.index, entry.attempt)) for entry in entries), wanted),
         ready_replicas=ready,
         selector=render.selector(job.name),
         restarts=sum(entry.restarts for entry in entries),
@@ -484,6 +499,14 @@ def _status(
         start_time=start_time,
         completion_time=completion_time,
     )
+
+
+def _spares(job: Job, entries: Iterable[ReplicaStatus], ready: int) -> str | None:
+    """Who is there beyond those that are wanted."""
+    if not job.spec.spares:
+        return None
+    there = sum(entry.state in (*_READY, ReplicaState.FINISHED) for entry in entries)
+    return f"{min(there - ready, job.spec.spares)}/{job.spec.spares}"
 
 
 def _step(job: Job, observed: Observed) -> int:
@@ -548,7 +571,7 @@ def _acceptance(observed: Observed) -> tuple[str, str]:
     return "NameTaken", f"{taken}: there already and not of this job; delete it, or give the job another name"
 
 
-_CALM = (ReplicaState.ACTIVE, ReplicaState.FINISHED, ReplicaState.REMOVED)
+_CALM = (ReplicaState.ACTIVE, ReplicaState.SPARE, ReplicaState.FINISHED, ReplicaState.REMOVED)
 
 
 def _ending(state: JobState, end: JobState, verdict: tuple[str, str]) -> tuple[str, str]:

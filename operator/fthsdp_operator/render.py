@@ -107,6 +107,9 @@ def _environment(job: Job, replica: int, attempt: int, index: int) -> list[Manif
         environment.POD_INDEX: index,
         environment.PODS_PER_REPLICA: job.spec.pods_per_replica,
         environment.PROCESSES_PER_POD: job.spec.processes_per_pod,
+        environment.BATCH_POLICY: job.spec.batch_policy,
+        environment.LR_POLICY: job.spec.lr_policy,
+        **_checkpoint(job),
         environment.COORDINATOR: f"{coordinator_name(job.name)}.{job.name}:{COORDINATOR_PORT}",
         environment.JOB_KEY_FILE: KEY_FILE,
         environment.MASTER_ADDR: master,
@@ -121,6 +124,17 @@ def _environment(job: Job, replica: int, attempt: int, index: int) -> list[Manif
     return [*({"name": name, "value": str(value)} for name, value in values.items()), pod_ip]
 
 
+def _checkpoint(job: Job) -> dict[str, str]:
+    kept = job.spec.checkpoint
+    if kept is None:
+        return {}
+    # $ would begin a reference to another variable.
+    return {
+        environment.CHECKPOINT_PATH: kept.path.replace("$", "$$"),
+        environment.CHECKPOINT_EVERY: str(kept.every_steps),
+    }
+
+
 def _key_volume(job: Job) -> Manifest:
     secret = {"secretName": secret_name(job.name), "defaultMode": KEY_MODE, "items": [{"key": "key", "path": "key"}]}
     return {"name": KEY_VOLUME, "secret": secret}
@@ -131,7 +145,8 @@ def _key_volume(job: Job) -> Manifest:
 
 def coordinator_config(job: Job) -> str:
     """What of the job a coordinator is started with: it is replaced when this changes."""
-    return json.dumps({"replicas": job.spec.replicas, "minReplicas": job.spec.min_replicas})
+    spec = job.spec
+    return json.dumps({"replicas": spec.replicas, "minReplicas": spec.min_replicas, "spares": spec.spares})
 
 
 def coordinator_pod(job: Job, *, image: str) -> Manifest:
@@ -166,6 +181,7 @@ def _coordinator_container(job: Job, image: str) -> Manifest:
         "--job": job.name,
         "--replicas": str(job.spec.replicas),
         "--min-replicas": str(job.spec.min_replicas),
+        "--spares": str(job.spec.spares),
         "--port": str(COORDINATOR_PORT),
         "--key-file": KEY_FILE,
         "--store": f"configmap:{job.namespace}/{config_map_name(job.name)}",

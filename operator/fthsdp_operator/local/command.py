@@ -61,7 +61,7 @@ def run(given: argparse.Namespace) -> int:
     """Run the job, say how it went and return the exit code; raises ConfigError for bad input."""
     manifest, job = load_job(given.manifest)
     injections = [parse_injection(text) for text in given.inject]
-    check_targets(injections, replicas=job.spec.replicas, pods_per_replica=job.spec.pods_per_replica)
+    check_targets(injections, replicas=job.spec.groups, pods_per_replica=job.spec.pods_per_replica)
     folder = RunFolder.claim(given.out or Path("runs") / job.name)
     try:
         end = _run(manifest, folder, injections)

@@ -59,7 +59,14 @@ class LiveScreen:
         self._live.console.print(f"{elapsed:7.1f} s  {text}", highlight=False, markup=False)
 
 
-_COLOURS = {"Active": "green", "Finished": "green", "CatchingUp": "yellow", "Backoff": "red", "Failed": "red"}
+_COLOURS = {
+    "Active": "green",
+    "Spare": "cyan",
+    "Finished": "green",
+    "CatchingUp": "yellow",
+    "Backoff": "red",
+    "Failed": "red",
+}
 
 
 def _table(view: View, elapsed: float) -> Table:
@@ -94,8 +101,9 @@ class PlainScreen:
     def show(self, view: View, elapsed: float) -> None:
         """Print a line when the job's state changed or the last line is old."""
         state, printed = self._last
-        if f"{view.state} {view.ready}" != state or elapsed - printed >= self.INTERVAL:
-            self._last = (f"{view.state} {view.ready}", elapsed)
+        now = f"{view.state} {view.ready} {view.spares}"
+        if now != state or elapsed - printed >= self.INTERVAL:
+            self._last = (now, elapsed)
             self.note(view.headline, elapsed)
 
     def note(self, text: str, elapsed: float) -> None:

@@ -30,6 +30,8 @@ class View:
     name: str
     state: str
     ready: str
+    spares: str
+    """Spares that are ready, of those wanted; empty for a job without."""
     step: int
     loss: float | None
     rows: tuple[Row, ...]
@@ -38,7 +40,8 @@ class View:
     def headline(self) -> str:
         """Everything but the replicas, in one line."""
         loss = "" if self.loss is None else f"  loss {self.loss:.4f}"
-        return f"{self.name}  {self.state}  {self.ready or '-'} ready  step {self.step}{loss}"
+        spares = f"  {self.spares} spares" if self.spares else ""
+        return f"{self.name}  {self.state}  {self.ready or '-'} ready{spares}  step {self.step}{loss}"
 
 
 def view(job: Job, status: Status | None) -> View:
@@ -48,6 +51,7 @@ def view(job: Job, status: Status | None) -> View:
         name=job.name,
         state=job.status.state,
         ready=job.status.ready or "",
+        spares=job.status.spares or "",
         step=max(status.step if status else 0, job.status.step),
         loss=status.loss if status else job.status.loss,
         rows=tuple(_row(r, steps.get(r.index)) for r in job.status.replica_statuses),

@@ -50,9 +50,12 @@ def container(**fields: Any) -> Manifest:
 SAME_SENTENCE = [
     (spec(minReplicas=4), "minReplicas is above replicas: lower minReplicas or raise replicas"),
     (spec(failurePolicy={"backoff": {"maxSeconds": 1}}), "backoff.maxSeconds is below backoff.initialSeconds"),
+    (spec(spares=1022), "replicas and spares together are more than 1024: lower one of them"),
+    (spec(batchPolicy="Constant", lrPolicy="Linear"), "lrPolicy follows a batch that shrinks"),
     (pod(restartPolicy="OnFailure"), "template.spec.restartPolicy has to be Never or left out"),
     (container(env=[{"name": "FTHSDP_RANK", "value": "1"}]), "env names that start with FTHSDP_ or PET_"),
     (container(env=[{"name": "MASTER_ADDR", "value": "x"}]), "env names that start with FTHSDP_ or PET_"),
+    (container(env=[{"name": "RANK", "value": "0"}]), "env names that start with FTHSDP_ or PET_"),
     (
         changed(lambda job: job["metadata"].update(name="a" * 41)),
         "metadata.name has to be at most 40 lower-case",
@@ -64,6 +67,8 @@ SAME_FIELD = [
     (spec(replicas="3"), "spec.replicas"),
     (spec(podsPerReplica=0), "spec.podsPerReplica"),
     (spec(suspend="yes"), "spec.suspend"),
+    (spec(batchPolicy="shrink"), "spec.batchPolicy"),
+    (spec(checkpoint={"path": "/c"}), "spec.checkpoint.everySteps"),
     (spec(replica=3), "spec.replica"),
     (pod(containers=[]), "spec.template.spec.containers"),
     (pod(volumes="x"), "spec.template.spec.volumes"),
@@ -85,6 +90,7 @@ def test_a_job_comes_back_with_its_defaults(apiserver: ApiServer) -> None:
     made = json.loads(apiserver.kubectl("create", "--dry-run=server", "-o", "json", "-f", "-", stdin=json.dumps(GOOD)))
     assert made["spec"]["processesPerPod"] == 1
     assert made["spec"]["failurePolicy"]["perReplica"] == {"limit": 5, "windowSeconds": 3600}
+    assert (made["spec"]["spares"], made["spec"]["batchPolicy"], made["spec"]["lrPolicy"]) == (0, "Shrink", "None")
     assert made["spec"]["template"] == GOOD["spec"]["template"]
     assert parse_job(made).spec == parse_job(GOOD).spec
 
@@ -99,6 +105,22 @@ def test_pods_per_replica_cannot_be_changed_and_replicas_can(apiserver: ApiServe
     patch = json.dumps({"spec": {"replicas": 1}})
     said = apiserver.kubectl("patch", "fthsdp", "llama", "-n", namespace, "--type=merge", "-p", patch, fails=True)
     assert "minReplicas is above replicas" in said
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"batchPolicy": "Constant"}, {"lrPolicy": "Sqrt"}, {"checkpoint": {"path": "/c", "everySteps": 9}}],
+)
+def test_what_all_replicas_have_to_agree_on_cannot_be_changed_while_they_run(
+    apiserver: ApiServer, namespace: str, change: Manifest
+) -> None:
+    apiserver.kubectl("create", "-n", namespace, "-f", "-", stdin=json.dumps(GOOD))
+    patch = ("patch", "fthsdp", "llama", "-n", namespace, "--type=merge", "-p")
+    said = apiserver.kubectl(*patch, json.dumps({"spec": change}), fails=True)
+    assert "suspend the job first" in said
+    apiserver.kubectl(*patch, json.dumps({"spec": {"spares": 1}}))
+    apiserver.kubectl(*patch, json.dumps({"spec": {"suspend": True}}))
+    apiserver.kubectl(*patch, json.dumps({"spec": {"suspend": False, **change}}))
 
 
 def test_a_job_is_listed_under_its_short_name_and_with_everything(apiserver: ApiServer, namespace: str) -> None:

@@ -73,6 +73,17 @@ BAD: list[tuple[Change, str]] = [
     (container(env=[{"name": "A=B"}]), "containers[0].env[0].name is 'A=B': it cannot be the name of a variable"),
     (container(env=[{"name": ""}]), "containers[0].env[0].name is '': it cannot be the name of a variable"),
     (container(env=[{"name": "PET_RDZV_ID"}]), "names PET_RDZV_ID"),
+    (container(env=[{"name": "WORLD_SIZE"}]), "names WORLD_SIZE"),
+    (spec(spares=-1), "spec.spares is -1: it has to be at least 0"),
+    (spec(spares=1022), "spec.replicas and spares together are more than 1024: lower one of them (they are 3 and 1022"),
+    (spec(batchPolicy="shrink"), "spec.batchPolicy is 'shrink': it has to be 'Shrink' or 'Constant'"),
+    (spec(lrPolicy=None), "spec.lrPolicy is missing: it has to be 'None', 'Linear' or 'Sqrt'"),
+    (spec(batchPolicy="Constant", lrPolicy="Sqrt"), "spec.lrPolicy follows a batch that shrinks, and batchPolicy"),
+    (spec(checkpoint={"path": "/c"}), "spec.checkpoint.everySteps is missing: Steps from one checkpoint to the next"),
+    (spec(checkpoint={"everySteps": 5}), "spec.checkpoint.path is missing: Folder that all pods reach"),
+    (spec(checkpoint={"path": "", "everySteps": 5}), "spec.checkpoint.path is '': it has to be at least 1 character"),
+    (spec(checkpoint={"path": "/c", "everySteps": 0}), "spec.checkpoint.everySteps is 0: it has to be at least 1"),
+    (spec(checkpoint="/c"), "spec.checkpoint is '/c': it has to be a mapping"),
     (container(command="python x.py"), "containers[0].command is 'python x.py': it has to be a list"),
     (container(args=["--steps", 60]), "containers[0].args[1] is 60: it has to be text, so put it in quotes"),
     (container(command=["a\0b"]), "containers[0].command[0] is 'a\\x00b': no process can be given a NUL character"),
@@ -105,6 +116,7 @@ def test_what_is_left_out_has_a_default() -> None:
     parsed = parse_job(job).spec
     assert (parsed.min_replicas, parsed.pods_per_replica, parsed.processes_per_pod, parsed.suspend) == (1, 1, 1, False)
     assert (parsed.failure_policy.per_replica.limit, parsed.failure_policy.backoff.max_seconds) == (5, 300)
+    assert (parsed.spares, parsed.batch_policy, parsed.lr_policy, parsed.checkpoint) == (0, "Shrink", "None", None)
 
 
 def test_the_longest_legal_name_still_gives_host_names() -> None:

@@ -63,11 +63,11 @@ async def recover(world: World) -> None:
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.lists(FAULT, max_size=12))
-def test_random_faults(faults: list[tuple[str, int]]) -> None:
+@given(st.lists(FAULT, max_size=12), st.integers(0, 2))
+def test_random_faults(faults: list[tuple[str, int]], spares: int) -> None:
     async def story() -> None:
         policy = {"perReplica": {"limit": LIMIT, "windowSeconds": 600}, "backoff": {"initialSeconds": 5}}
-        world = World(manifest(failurePolicy=policy))
+        world = World(manifest(failurePolicy=policy, spares=spares))
         await world.train()
         for what, number in faults:
             before = healthy(world)
@@ -86,6 +86,8 @@ def test_random_faults(faults: list[tuple[str, int]]) -> None:
             await recover(world)
         world.now += 3600  # every wait is over
         await world.train()
-        assert world.job.status.ready == "3/3"
+        assert (world.job.status.ready, world.job.status.replicas) == ("3/3", 3)
+        assert world.job.status.spares == (f"{spares}/{spares}" if spares else None)
+        assert len(world.pods) == 2 * (3 + spares)
 
     asyncio.run(story())

@@ -6,6 +6,7 @@ from typing import Any
 
 from tests.unit.operator.world import NAME, manifest
 
+from fthsdp.data.policies import BatchPolicy, LrPolicy, Policies
 from fthsdp.environment import Identity
 from fthsdp_operator import render
 from fthsdp_operator.api import parse_job
@@ -32,6 +33,21 @@ def test_a_pod_knows_who_it_is() -> None:
     assert (identity.job, identity.replica, identity.attempt) == (NAME, 2, 1)
     assert (identity.rank, identity.world_size, identity.host) == (1, 2, "10.0.0.1")
     assert identity.coordinator == f"{NAME}-coordinator.{NAME}:29400"
+
+
+def test_a_pod_knows_the_policies_and_where_checkpoints_are() -> None:
+    env = environment(pod(batchPolicy="Constant", checkpoint={"path": "/data/$(x)", "everySteps": 100}))
+    assert Policies.from_environment(env) == Policies(batch=BatchPolicy.CONSTANT)
+    assert (env["FTHSDP_CHECKPOINT_PATH"], env["FTHSDP_CHECKPOINT_EVERY"]) == ("/data/$$(x)", "100")
+    assert Policies.from_environment(environment(pod(lrPolicy="Sqrt"))) == Policies(lr=LrPolicy.SQRT)
+    assert not [name for name in environment(pod()) if "CHECKPOINT" in name]
+
+
+def test_the_coordinator_is_told_how_many_train_and_how_many_wait() -> None:
+    made = render.coordinator_pod(parse_job(manifest(spares=2)), image="ours:1")
+    words = made["spec"]["containers"][0]["command"]
+    options = dict(zip(words[3::2], words[4::2], strict=True))
+    assert (options["--replicas"], options["--min-replicas"], options["--spares"]) == ("3", "2", "2")
 
 
 def test_torchrun_finds_its_numbers() -> None:

@@ -176,15 +176,23 @@ class World:
                 it["status"]["phase"] = "Running"
 
     def everybody_trains(self, *, step: int = 10, finished: bool = False) -> None:
-        """The coordinator has all running replicas as active members."""
+        """The coordinator has all running replicas as members; who trains goes on, and the first others fill up."""
         running = {
             (int(it["metadata"]["labels"][REPLICA_LABEL]), int(it["metadata"]["labels"][ATTEMPT_LABEL]))
             for (kind, _), it in self.objects.items()
             if kind == "Pod" and REPLICA_LABEL in it["metadata"]["labels"] and it["status"]["phase"] == "Running"
             if "deletionTimestamp" not in it["metadata"]
         }
+        known = self.coordinator.replicas if self.coordinator else ()
+        before = {(it.replica, it.attempt) for it in known if it.role is Role.ACTIVE}
+        active = sorted(running, key=lambda who: (who not in before, who))[: self.job.spec.replicas]
         members = tuple(
-            ReplicaStatus(replica=replica, attempt=attempt, role=Role.ACTIVE, step=step)
+            ReplicaStatus(
+                replica=replica,
+                attempt=attempt,
+                role=Role.ACTIVE if (replica, attempt) in active else Role.SHADOW,
+                step=step,
+            )
             for replica, attempt in sorted(running)
         )
         self.coordinator = Status(epoch=1, paused=False, finished=finished, step=step, loss=2.5, replicas=members)
