@@ -385,6 +385,34 @@ def test_a_member_that_talks_but_does_not_answer_a_fence_is_taken_out_in_the_end
     assert installed(job, 0).active == (0,)
 
 
+@pytest.mark.parametrize(
+    ("failed", "cause"),
+    [
+        ("StateDiverged: rank 1 has another digest after step 5", Cause.STATE_DIVERGED),
+        ("Frozen: rank 3 gave no sign of life for 5 s", Cause.FROZEN),
+        ("out of step with the others", Cause.FAILED),
+    ],
+)
+def test_who_says_that_it_has_failed_is_taken_out_at_once_with_its_own_words(failed: str, cause: Cause) -> None:
+    job = Job().started(step=5)
+    job.say(1, failed=failed)
+    assert [(r.replica, r.cause, r.reason) for r in job.of(Removed)] == [(1, cause, failed)]
+    assert job.sent(0, Break) == job.sent(2, Break) == [Break(epoch=1)]
+    assert [(v.replica, v.cause) for v in job.core.verdicts] == [(1, cause)]
+    assert failed in job.sent(1, RefusedMember)[0].reason
+    job.all_say(0, 2, fence=1)
+    assert installed(job, 0).active == (0, 2)
+
+
+def test_a_failure_that_was_told_needs_no_grace_and_a_newcomer_can_tell_one_too() -> None:
+    job = joining()
+    job.cut(2)
+    job.hello(2, attempt=1, failed="StateDiverged: the stripes do not fit")
+    assert [(r.replica, r.cause) for r in job.of(Removed)] == [(2, Cause.STATE_DIVERGED)]
+    assert job.of(Withdrawn)
+    assert not job.of(Fenced)
+
+
 def test_a_newer_attempt_replaces_the_older_one_and_joins_later() -> None:
     job = Job().started(step=5)
     job.hello(1, attempt=1)

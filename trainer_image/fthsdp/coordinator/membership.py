@@ -69,6 +69,11 @@ __all__ = ["Membership"]
 RETRY_DELAY = 1.0
 """Seconds before a planned epoch whose rings did not connect is tried under a new number."""
 
+_SAID = (Cause.STATE_DIVERGED, Cause.FROZEN)
+"""Causes by which a replica can begin its own ``failed``."""
+_STILL_THERE = (Cause.SILENT, Cause.HUNG, Cause.FAILED, *_SAID)
+"""Causes after which processes of the attempt may still run."""
+
 
 class Membership:
     """Makes every decision about the members of one job."""
@@ -122,7 +127,7 @@ class Membership:
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
-        """Who was taken out by this coordinator for being silent or hung."""
+        """Who was taken out by this coordinator although its processes may still run."""
         return tuple(verdict for _, verdict in sorted(self._verdicts.items()))
 
     def replicas(self) -> tuple[ReplicaStatus, ...]:
@@ -224,7 +229,9 @@ class Membership:
     def _weigh_evidence(self) -> None:
         for peer in list(self._facts.peers.values()):
             suspicion = self._facts.suspicion(peer) if peer.deadline is not None and peer.greeted else ""
-            if peer.deadline is not None and (self._now >= peer.deadline or suspicion):
+            if peer.state.failed:
+                self._lose(peer, _cause_of(peer.state.failed), peer.state.failed)
+            elif peer.deadline is not None and (self._now >= peer.deadline or suspicion):
                 self._lose(peer, Cause.CONNECTION_LOST, suspicion or "its connection closed")
             elif peer.connection is not None and self._now - peer.heard >= self._settings.silence_timeout:
                 self._lose(peer, Cause.SILENT, f"nothing was heard of it for {self._settings.silence_timeout:g} s")
@@ -251,7 +258,7 @@ class Membership:
         )
         self._facts.give_up(peer.replica, peer.attempt)
         del self._facts.peers[peer.replica]
-        if cause in (Cause.SILENT, Cause.HUNG):
+        if cause in _STILL_THERE:
             self._verdicts[peer.replica] = Verdict(
                 replica=peer.replica, attempt=peer.attempt, cause=cause, reason=reason
             )
@@ -545,3 +552,8 @@ class Membership:
     def _persist(self, ledger: Ledger) -> None:
         self._effects.append(Persist(ledger=ledger, expected=self._facts.highest))
         self._facts.highest = ledger.number
+
+
+def _cause_of(failed: str) -> Cause:
+    word = failed.partition(":")[0]
+    return next((cause for cause in _SAID if cause == word), Cause.FAILED)

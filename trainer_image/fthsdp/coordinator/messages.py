@@ -220,6 +220,10 @@ class Cause(StrEnum):
     """A newer attempt of the same replica said hello."""
     STATE_DIVERGED = "StateDiverged"
     """It said that its state is not that of the others, and ends itself."""
+    FROZEN = "Frozen"
+    """Its leader said that one of its ranks gives no sign of life."""
+    FAILED = "Failed"
+    """It said why it ends itself, and it is none of the causes that have a name here."""
     ORPHANED = "Orphaned"
     """Nobody with a state was left from whom it could catch up."""
 
@@ -369,7 +373,7 @@ class Status(_Model):
     loss: float | None
     replicas: tuple[ReplicaStatus, ...]
     verdicts: tuple[Verdict, ...] = ()
-    """The newest of each replica: silent or hung."""
+    """The newest of each replica: silent, hung, frozen, or out because it said so."""
 
 
 ToCoordinator = Annotated[Hello | State | Records | Exited | StatusRequest, Field(discriminator="kind")]
