@@ -5,13 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from tests.cluster.kube.choose import NoClusterError, choose_cluster
+from tests.cluster.kube.binaries import build_missing
+from tests.cluster.kube.choose import NoClusterError, builds_its_own, choose_cluster
 from tests.cluster.kube.cluster import Cluster
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run tests that need no cluster, or start one of their own, before the shared one exists."""
     items.sort(key=lambda item: "cluster" in getattr(item, "fixturenames", ()))
+
+
+@pytest.fixture(scope="session")
+def programs() -> None:
+    """See to it that Kubernetes' programs are there for who uses them alone, where the cluster needs them anyway."""
+    if builds_its_own():
+        build_missing()
 
 
 @pytest.fixture(scope="session")

@@ -31,7 +31,7 @@ Object = dict[str, Any]
 SYSTEM, NAMESPACE, JOB = "fthsdp-system", "training", "tiny-llama"
 NAMESPACES = frozenset({SYSTEM, NAMESPACE, "default"})
 STEPS = 150
-ARGUMENTS = ("--batch-size", "8", "--micro-batch-size", "4", "--emulate-compute", "0.4")
+ARGUMENTS = ("--batch-size", "8", "--micro-batch-size", "4", "--emulate-compute", "1.0")
 VICTIM = f"{JOB}-r2-a0-1"
 STARTED = 240.0
 """Seconds within which six processes that import torch begin to train, on two busy cores."""

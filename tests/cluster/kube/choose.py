@@ -17,7 +17,7 @@ from tests.cluster.kube.machine import machine_cluster, why_not_here
 from tests.cluster.kube.shell import ClusterError
 from tests.cluster.kube.training import Training
 
-__all__ = ["GivenCluster", "NoClusterError", "choose_cluster", "given_cluster"]
+__all__ = ["GivenCluster", "NoClusterError", "builds_its_own", "choose_cluster", "given_cluster"]
 
 _KUBECONFIGS = ("FTHSDP_TEST_KUBECONFIG", "KUBECONFIG")
 _IMAGES = {"operator": "FTHSDP_TEST_OPERATOR_IMAGE", "trainer": "FTHSDP_TEST_TRAINER_IMAGE"}
@@ -62,6 +62,11 @@ def choose_cluster(env: Mapping[str, str] = os.environ) -> AbstractContextManage
         f"no cluster: {' and '.join(_KUBECONFIGS)} are not set, kind cannot run here ({no_docker}),"
         f" and neither can Kubernetes itself ({not_here})"
     )
+
+
+def builds_its_own(env: Mapping[str, str] = os.environ) -> bool:
+    """Return whether the cluster to test on is one that this machine builds and runs itself."""
+    return not any(env.get(name) for name in _KUBECONFIGS) and bool(why_not_kind()) and not why_not_here()
 
 
 def given_cluster(env: Mapping[str, str]) -> GivenCluster | None:
