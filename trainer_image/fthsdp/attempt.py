@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fthsdp.catchup.shelf import Outcome
 from fthsdp.coordinator.messages import Assigned
 from fthsdp.errors import RingBroken
 from fthsdp.ftar import Engine, Work
-from fthsdp.header import Header
+from fthsdp.protocol.header import Header
+from fthsdp.protocol.requests import Reduced
 
 __all__ = ["Attempt", "BufferPool"]
 
@@ -61,19 +61,23 @@ class Attempt:
         self._pool = pool
         self._sources: list[torch.Tensor] = []
         self._buckets: list[Work[None]] = []
+        self._before: list[torch.Tensor] = []
+        """What was at hand when the attempt was reopened: added to what comes now."""
         self._header: Header | None = None
         self._submitted: _Submitted | None = None
         self.reduced = pool.take()
 
     def give(self, bucket: int, source: torch.Tensor) -> None:
         """Hand over the local gradients of the next bucket (flat fp32, left as it is until the step is committed)."""
-        assert bucket == len(self._sources), f"bucket {bucket} after {len(self._sources) - 1}"
+        assert bucket == len(self._buckets), f"bucket {bucket} after {len(self._buckets) - 1}"
+        if bucket < len(self._before):
+            source = source + self._before[bucket]
         self._sources.append(source)
         self._buckets.append(self._reduce(bucket))
 
     def close(self, header: Header) -> None:
         """Fill up with zeros what was not handed over, and send the header."""
-        for bucket in range(len(self._sources), len(self._pool.sizes)):
+        for bucket in range(len(self._buckets), len(self._pool.sizes)):
             self.give(bucket, self._pool.zeros[bucket])
         self._header = header
         self._submitted = _Submitted(self._buckets, self._gather(header))
@@ -85,7 +89,13 @@ class Attempt:
         buckets = [self._reduce(bucket) for bucket in range(len(self._sources))]
         self._submitted = _Submitted(buckets, self._gather(self._header))
 
-    def result(self, assigned: Assigned, idle: Callable[[], bool] | None = None) -> Outcome | None:
+    def reopen(self) -> None:
+        """Take further gradients of the same step, to be added to those at hand."""
+        # The next backward fills the buffers that it handed over in the last one.
+        self._before = [source.clone() for source in self._sources]
+        self._sources, self._buckets, self._submitted = [], [], None
+
+    def result(self, assigned: Assigned, idle: Callable[[], bool] | None = None) -> Reduced | None:
         """Wait for the ring and return what it made of the step, or None when it broke.
 
         ``idle`` is called while the ring works; it returns whether it found something to do.
@@ -101,7 +111,7 @@ class Attempt:
             headers = tuple(self._submitted.header.wait())
         except RingBroken:
             return None
-        return Outcome(step=self.step, reduced=self.reduced, headers=headers, assigned=assigned)
+        return Reduced(step=self.step, gradients=self.reduced, headers=headers, assigned=assigned)
 
     def _reduce(self, bucket: int) -> Work[None]:
         return self._engine.all_reduce(

@@ -37,19 +37,21 @@ from fthsdp.attempt import Attempt
 from fthsdp.catchup.shelf import FETCH, Fetcher, Shelf
 from fthsdp.coordinator.client import LeaderClient
 from fthsdp.coordinator.messages import StepRecord
+from fthsdp.data.policies import Policies
 from fthsdp.data.sampler import order
-from fthsdp.decisions import Decisions, Over
 from fthsdp.endpoint import Endpoint
 from fthsdp.environment import MASTER_ADDR, MASTER_PORT, Identity, read_job_key
 from fthsdp.errors import ConfigError, Refused, ReplicaLost, RingBroken
 from fthsdp.exit_codes import EXIT_CONFIG, EXIT_LOST, EXIT_REFUSED, EXIT_TERMINATED
 from fthsdp.ftar import Engine, FtarSettings
-from fthsdp.member import Leader
+from fthsdp.protocol.decision import Over
+from fthsdp.protocol.leader import Leader
+from fthsdp.protocol.step_records import Recorder
+from fthsdp.protocol.steploop import Place, StepLoop
 from fthsdp.ranges import Range
+from fthsdp.rank import Parts, Rank
 from fthsdp.replica import Follower, LeaderShell, RankPort, Reporter
 from fthsdp.state import TrainState
-from fthsdp.step_records import Recorder
-from fthsdp.steploop import Parts, StepLoop
 from fthsdp.vote import gather
 
 __all__ = ["Dataset", "ReplicaGroup", "Step", "replica_group"]
@@ -77,10 +79,13 @@ class Dataset(Sized, Protocol):
 class Step:
     """One step of one rank: its samples, and the backward passes over them."""
 
-    def __init__(self, group: ReplicaGroup, loop: StepLoop, attempt: Attempt, micro_batch_size: int) -> None:
+    def __init__(
+        self, group: ReplicaGroup, attempt: Attempt, samples: tuple[Range, ...], micro_batch_size: int
+    ) -> None:
         self.number = attempt.step
-        """This step's number; the first of a run is 1."""
-        self.samples: tuple[Range, ...] = loop.samples()
+        """This step's number; the first of a run is 1. Under the constant-batch policy a number may come again, with
+        further samples of the same step: those of a replica that died in it."""
+        self.samples = samples
         """Half-open ranges of the sample numbers of this replica, all its ranks together."""
         self._group = group
         self._attempt = attempt
@@ -178,33 +183,36 @@ class ReplicaGroup:
         """
         micro = self._check_sizes(until, batch_size, micro_batch_size)
         self._state = state
-        recorder = Recorder(self.identity, started=self._started, publish=self._shell.publish if self._shell else None)
-        recorder.on_final = self._print_final
-        assert self._reporter is not None
-        parts = Parts(
-            identity=self.identity,
-            process_group=self._process_group,
-            engine=self._engine,
-            port=self._port,
-            shelf=self._shelf,
-            fetcher=Fetcher(key=self._key, job=self.identity.job),
-            decisions=Decisions(self._shell, self._process_group),
-            recorder=recorder,
-            reporter=self._reporter,
+        recorder = Recorder(
+            self.identity,
+            started=self._started,
+            publish=self._shell.publish if self._shell else None,
+            clock=time.time,
         )
-        loop = StepLoop(parts, state, batch_size=batch_size)
+        recorder.on_final = self._print_final
+        rank = Rank(self._parts(), state)
+        place = Place(
+            replica=self.identity.replica,
+            rank=self.identity.rank,
+            world_size=self.identity.world_size,
+            batch_size=batch_size,
+            policies=Policies.from_environment(os.environ),
+        )
+        loop = StepLoop(place, rank, recorder)
         try:
-            loop.join()
+            rank.run(loop.join())
             while True:
-                attempt = loop.begin()
+                attempt = rank.begin(loop)
                 if attempt.step > until:
-                    loop.close(attempt)
+                    rank.run(loop.close(attempt))
                     continue
-                self._seed(attempt.step)
-                step = Step(self, loop, attempt, micro)
-                yield step
-                step._check_complete()
-                loop.finish(attempt, samples=step.trained, loss_sum=step.loss_sum)
+                more = True
+                while more:
+                    self._seed(attempt.step)
+                    step = Step(self, attempt, loop.samples(), micro)
+                    yield step
+                    step._check_complete()
+                    more = rank.run(loop.finish(attempt, samples=step.trained, loss_sum=step.loss_sum))
         except Over as over:
             self._let_go.set()
             self.finished = over.finished
@@ -212,6 +220,19 @@ class ReplicaGroup:
                 self._shell.wait(lambda leader: leader.bye or None, _BYE_TIMEOUT)
 
     # --- inside
+
+    def _parts(self) -> Parts:
+        assert self._reporter is not None
+        return Parts(
+            identity=self.identity,
+            process_group=self._process_group,
+            engine=self._engine,
+            port=self._port,
+            shelf=self._shelf,
+            fetcher=Fetcher(key=self._key, job=self.identity.job),
+            reporter=self._reporter,
+            shell=self._shell,
+        )
 
     def _check_sizes(self, until: int, batch_size: int, micro_batch_size: int | None) -> int:
         ranks = self.identity.world_size

@@ -19,7 +19,7 @@ from fthsdp.endpoint import Endpoint
 from fthsdp.environment import Identity
 from fthsdp.errors import ConnectionLost, Refused, RingBroken, WireError
 from fthsdp.ftar import Engine, RailMember
-from fthsdp.member import Cancel, Connect, Effect, Heard, Leader, TellCoordinator
+from fthsdp.protocol.leader import Cancel, Connect, Effect, Heard, Leader, TellCoordinator
 from fthsdp.wire import Json, open_blocking, receive_frame, send_frame
 
 __all__ = ["Follower", "LeaderShell", "RankPort", "Reporter"]

@@ -18,9 +18,10 @@ import torch
 
 from fthsdp.coordinator.messages import Assigned
 from fthsdp.errors import ConnectionLost, NotReady, WireError
+from fthsdp.protocol.requests import Reduced
 from fthsdp.wire import Json, open_blocking, receive_frame, send_frame
 
-__all__ = ["FETCH", "Fetcher", "Outcome", "Shelf", "Stripe"]
+__all__ = ["FETCH", "Fetcher", "Shelf", "Stripe"]
 
 FETCH = "fetch"
 """Purpose of such a connection in its handshake."""
@@ -46,17 +47,6 @@ class Stripe:
     """What cannot be cut into stripes: the snapshot's description, the sampler."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What the ring of one rail made of a step."""
-
-    step: int
-    reduced: Sequence[torch.Tensor]
-    """One flat fp32 tensor per bucket."""
-    headers: tuple[bytes, ...]
-    assigned: Assigned
-
-
 @dataclass(slots=True)
 class Shelf:
     """Thread-safe; ``serve`` runs in a thread per fetch."""
@@ -64,7 +54,7 @@ class Shelf:
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _stripes: dict[int, tuple[int, Stripe]] = field(default_factory=dict)
     """By shadow: epoch and stripe."""
-    _outcome: Outcome | None = None
+    _outcome: Reduced | None = None
     _passed: dict[int, int] = field(default_factory=dict)
     """By shadow: stripes of epochs up to this one will not come (any more)."""
     _closed: bool = False
@@ -84,7 +74,7 @@ class Shelf:
                 self._passed[shadow] = epoch
             self._changed.notify_all()
 
-    def put_outcome(self, outcome: Outcome) -> None:
+    def put_outcome(self, outcome: Reduced) -> None:
         """Offer the outcome of the newest step; it replaces that of the step before."""
         with self._changed:
             self._outcome = outcome
@@ -134,10 +124,10 @@ class Shelf:
             {
                 "headers": [h.hex() for h in outcome.headers],
                 "assigned": outcome.assigned.model_dump(mode="json"),
-                "sizes": [t.numel() for t in outcome.reduced],
+                "sizes": [t.numel() for t in outcome.gradients],
             },
         )
-        for tensor in outcome.reduced:
+        for tensor in outcome.gradients:
             _send_raw(sock, tensor.numpy().data.cast("B"))
 
     def _wait_for_change(self, sock: socket.socket) -> None:
@@ -173,7 +163,7 @@ class Fetcher:
             self._receive_raw(sock, into(head))
         return head
 
-    def outcome(self, address: str, step: int, sizes: Sequence[int]) -> Outcome:
+    def outcome(self, address: str, step: int, sizes: Sequence[int]) -> Reduced:
         """Fetch the outcome of a step whose buckets have these sizes; raises ConnectionLost, NotReady, WireError."""
         details: Json = {"what": "outcome", "step": step}
         with self._open(address, details) as sock:
@@ -185,8 +175,8 @@ class Fetcher:
                 self._receive_raw(sock, tensor.numpy().data.cast("B"))
         try:
             headers = tuple(bytes.fromhex(h) for h in head["headers"])
-            return Outcome(
-                step=step, reduced=reduced, headers=headers, assigned=Assigned.model_validate(head["assigned"])
+            return Reduced(
+                step=step, gradients=reduced, headers=headers, assigned=Assigned.model_validate(head["assigned"])
             )
         except (KeyError, TypeError, ValueError) as error:
             raise WireError(f"{address} sent an outcome that cannot be read: {error}") from error

@@ -3,7 +3,7 @@
 import pytest
 
 from fthsdp.coordinator.messages import EpochRecord, Member, Outcome, Role
-from fthsdp.entering import Entry, how_to_enter
+from fthsdp.protocol.entering import Entry, how_to_enter
 
 
 def decided(step: int, *, serving: bool = True) -> EpochRecord:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from fthsdp.catchup.catchup import KeptStep
 from fthsdp.coordinator.messages import JoinRecord, Role, StepRecord
 from fthsdp.environment import Identity
-from fthsdp.header import Flag, Header
+from fthsdp.protocol.ballot import Tally
+from fthsdp.protocol.header import Flag, Header
+from fthsdp.protocol.requests import KeptStep
 from fthsdp.ranges import Range
-from fthsdp.vote import Tally
 
 __all__ = ["Ending", "Recorder", "Trained"]
 
@@ -36,9 +35,12 @@ class Trained:
 class Recorder:
     """Holds each step's record back until the step after it is prepared: then it is final."""
 
-    def __init__(self, identity: Identity, *, started: float, publish: Publish | None) -> None:
+    def __init__(
+        self, identity: Identity, *, started: float, publish: Publish | None, clock: Callable[[], float]
+    ) -> None:
         """``started`` is the Unix time of this process's start; ``publish`` is None on all ranks but the leader."""
         self._identity = identity
+        self._clock = clock
         self._started = started
         self._publish = publish
         self._began = started
@@ -48,24 +50,24 @@ class Recorder:
         self.on_final: Callable[[StepRecord], None] | None = None
         """Called on the leader, in the training thread, with each final step."""
 
-    def began(self, now: float) -> None:
+    def began(self) -> None:
         """The body of the next step begins (or a shadow joins its collective)."""
-        self._began = now
+        self._began = self._clock()
 
     def committed(self, kept: KeptStep, tally: Tally, ending: Ending, *, role: Role, trained: Trained | None) -> None:
         """A step was committed, so the one before it is final. ``trained`` is not known while catching up."""
         if self._publish is None:
             return
-        headers = [Header.unpack(data) for data in kept.outcome.headers]
-        self._publish_pending(tally, before=kept.outcome.step)
+        headers = [Header.unpack(data) for data in kept.reduced.headers]
+        self._publish_pending(tally, before=kept.reduced.step)
         self._pending = StepRecord(
             replica=self._identity.replica,
             attempt=self._identity.attempt,
-            step=kept.outcome.step,
+            step=kept.reduced.step,
             epoch=kept.epoch,
             role=role,
             began=self._began,
-            ended=time.time(),
+            ended=self._clock(),
             samples=trained.own if trained else (),
             trained=trained.all if trained else (),
             returned=trained.returned if trained else (),
@@ -104,7 +106,7 @@ class Recorder:
                     replica=self._identity.replica,
                     attempt=self._identity.attempt,
                     started=self._started,
-                    active=time.time(),
+                    active=self._clock(),
                     first_step=step + 1,
                     bytes=self._bytes,
                     replayed_steps=self._replayed,

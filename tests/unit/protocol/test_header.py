@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fthsdp.errors import WireError
-from fthsdp.header import Flag, Header, Opening, misfits, odd_ones
+from fthsdp.protocol.header import Flag, Header, Opening, misfits, odd_ones
 
 
 def header(replica: int, digest: int, flags: Flag = Flag.FULL) -> Header:

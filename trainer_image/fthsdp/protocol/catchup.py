@@ -10,22 +10,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
-from fthsdp.catchup.download import Download, Downloaded
-from fthsdp.catchup.shelf import Outcome
+from fthsdp.protocol.requests import Download, Downloaded, KeptStep
 
-__all__ = ["CatchUp", "KeptStep"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeptStep:
-    """One committed step: what its update is computed from."""
-
-    outcome: Outcome
-    total_samples: int
-    norm_squared: float
-    epoch: int
+__all__ = ["CatchUp"]
 
 
 class CatchUp:

@@ -15,7 +15,7 @@ from fthsdp.coordinator.messages import (
     RefusedMember,
     Role,
 )
-from fthsdp.member import Cancel, Connect, Effect, Heard, Leader, TellCoordinator
+from fthsdp.protocol.leader import Cancel, Connect, Effect, Heard, Leader, TellCoordinator
 
 
 def record(number: int, *replicas: int, outcome: Outcome | None = None) -> EpochRecord:

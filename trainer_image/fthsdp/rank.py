@@ -1,0 +1,214 @@
+"""One live rank: carries out what its step loop asks for, with torch, threads and sockets."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+from fthsdp.attempt import Attempt, BufferPool
+from fthsdp.catchup.download import Download, Downloaded
+from fthsdp.catchup.shelf import Fetcher, Shelf, Stripe
+from fthsdp.catchup.snapshot import copy_stripe
+from fthsdp.coordinator.messages import EpochRecord
+from fthsdp.data.sampler import SamplerState
+from fthsdp.environment import Identity
+from fthsdp.errors import NotReady, RingBroken, WireError
+from fthsdp.ftar import Engine, Work
+from fthsdp.protocol.decision import Decision, decision
+from fthsdp.protocol.header import Opening
+from fthsdp.protocol.leader import Effect, Leader
+from fthsdp.protocol.requests import (
+    AwaitDecision,
+    AwaitOpening,
+    AwaitRecord,
+    AwaitRing,
+    AwaitVote,
+    Fetch,
+    KeptStep,
+    Reduced,
+    Request,
+    Steps,
+)
+from fthsdp.protocol.steploop import StepLoop
+from fthsdp.replica import LeaderShell, RankPort, Reporter
+from fthsdp.state import TrainState
+from fthsdp.vote import share, vote
+
+__all__ = ["Parts", "Rank"]
+
+log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What a rank is made of; put together by ``fthsdp.group``."""
+
+    identity: Identity
+    process_group: dist.ProcessGroup
+    engine: Engine
+    port: RankPort
+    shelf: Shelf
+    fetcher: Fetcher
+    reporter: Reporter
+    shell: LeaderShell | None
+    """At rank 0."""
+
+
+class Rank:
+    """Runs the coroutines of a ``StepLoop``, and is its ``Body``."""
+
+    def __init__(self, parts: Parts, state: TrainState) -> None:
+        self._parts = parts
+        self._me = parts.identity.replica
+        self._state = state
+        self._pool = BufferPool(state.bucket_sizes)
+        self._opening: Work[list[bytes]] | None = None
+
+    # --- requests: here the training thread waits
+
+    def run(self, steps: Steps[_T]) -> _T:
+        """Run a part of the loop to its end and return its value."""
+        answer: Any = None
+        while True:
+            try:
+                request = steps.send(answer)
+            except StopIteration as end:
+                value: _T = end.value
+                return value
+            answer = self._answer(request)
+
+    def begin(self, loop: StepLoop) -> Attempt:
+        """Begin the loop's next step."""
+        attempt = self.run(loop.begin())
+        assert isinstance(attempt, Attempt)
+        return attempt
+
+    def _answer(self, request: Request) -> Any:
+        match request:
+            case AwaitRing(attempt=Attempt() as attempt):
+                return attempt.result(request.assigned, request.spare_time)
+            case AwaitVote():
+                return vote(request.ballot, self._parts.process_group)
+            case AwaitDecision():
+                return self._decision(request)
+            case AwaitOpening():
+                return self._await_opening()
+            case AwaitRecord():
+                return self._parts.port.record(request.epoch)
+            case Fetch():
+                return self._fetch(request)
+        raise AssertionError(f"nobody answers {request!r}")
+
+    def _decision(self, request: AwaitDecision) -> Decision:
+        """The leader waits and shares, the other ranks listen; all of them come here at the same time."""
+        if self._parts.shell is None:
+            return Decision.model_validate_json(share(None, self._parts.process_group))
+        answer = self._parts.shell.wait(
+            lambda leader: decision(leader, request.wanted, request.after), request.patience
+        )
+        answer = answer or Decision()
+        share(answer.model_dump_json().encode(), self._parts.process_group)
+        return answer
+
+    def _await_opening(self) -> tuple[Opening, ...] | None:
+        assert self._opening is not None
+        try:
+            return tuple(Opening.unpack(data) for data in self._opening.wait())
+        except RingBroken as error:
+            log.info("an epoch did not begin here: %s", error)
+            return None
+
+    def _fetch(self, request: Fetch) -> Reduced | None:
+        try:
+            return self._parts.fetcher.outcome(request.address, request.step, self._pool.sizes)
+        except (NotReady, WireError) as error:
+            log.warning("replica %d gave no outcome of step %d: %s", request.replica, request.step, error)
+            self._parts.reporter.broken(request.epoch, request.replica, f"roll-forward: {error}")
+            return None
+
+    # --- the body: nothing waits
+
+    def tell(self, event: Callable[[Leader], list[Effect]]) -> None:
+        """Give the leader an event and carry out its effects; nothing on the other ranks."""
+        if self._parts.shell is not None:
+            self._parts.shell.run(event)
+
+    def begins_vote(self, epoch: int) -> tuple[bool, int]:
+        """At rank 0: whether the leader may commit in this epoch, and its fence. Elsewhere (True, 0)."""
+        if self._parts.shell is None:
+            return True, 0
+        return self._parts.shell.ask(lambda leader: leader.vote_begins(epoch))
+
+    @property
+    def heard(self) -> int:
+        """Newest epoch that may begin at the next boundary; 0 for none."""
+        return self._parts.port.heard
+
+    def enter(self, record: EpochRecord, opening: Opening) -> None:
+        """Move to the rings of this epoch, and say there where we stand."""
+        # The training thread can be faster than the leader's command to connect; twice does nothing.
+        self._parts.port.connect(record)
+        self._parts.engine.activate(record.number)
+        self._opening = self._parts.engine.all_gather(step=0, payload=opening.pack())
+
+    def openings(self) -> tuple[Opening, ...] | None:
+        """Return what all members said when this epoch opened; None while it is not known, or was never all said."""
+        if self._opening is None or not self._opening.done():
+            return None
+        return self._await_opening()
+
+    def attempt(self, step: int, *, shadow: bool) -> Attempt:
+        """Begin to collect this rank's gradients of a step."""
+        return Attempt(self._parts.engine, self._pool, step=step, shadow=shadow)
+
+    def digest(self) -> int:
+        """Return 64 bits over this rank's state."""
+        return self._state.digest()
+
+    def norm_squared(self, reduced: Reduced) -> float:
+        """Return the squared norm of this rank's reduced gradients if the update clips by it, else 0."""
+        return 0.0 if self._state.clip_grad_norm is None else self._state.norm_squared(reduced.gradients)
+
+    def update(self, kept: KeptStep, lr_factor: float) -> None:
+        """Apply one step, live or in replay."""
+        scale = self._parts.identity.world_size / kept.total_samples
+        self._state.update(kept.reduced.gradients, scale=scale, norm_squared=kept.norm_squared, lr_factor=lr_factor)
+
+    def download(self, donors: Mapping[int, str], epoch: int) -> Download:
+        """Begin to fetch the stripes of this epoch from these donors."""
+        return Download(self._parts.fetcher, donors, shadow=self._me, epoch=epoch)
+
+    def load(self, downloaded: Downloaded) -> None:
+        """Make what was downloaded the state."""
+        self._state.restore(downloaded.snapshot)
+
+    def recycle(self, reduced: Reduced) -> None:
+        """Nobody needs these gradients any more."""
+        self._pool.give_back(reduced.gradients)
+
+    def offer_outcome(self, reduced: Reduced) -> None:
+        """Offer the outcome of the newest step to who missed it."""
+        self._parts.shelf.put_outcome(reduced)
+
+    def offer_stripe(self, shadow: int, epoch: int, *, part: int, parts: int, step: int, sampler: SamplerState) -> None:
+        """Copy this donor's part of the state and offer it to a shadow."""
+        snapshot = self._state.snapshot()
+        (start, _), data = copy_stripe(snapshot, part, parts)
+        head = {"meta": snapshot.meta, "sampler": sampler.to_json()}
+        self._parts.shelf.put_stripe(shadow, epoch, Stripe(step=step, start=start, data=data, head=head))
+
+    def keep_stripes_of(self, shadows: list[int], epoch: int) -> None:
+        """Drop the stripes for all others."""
+        self._parts.shelf.keep_stripes_of(shadows, epoch)
+
+    def checkpoint(self, step: int, sampler: SamplerState) -> None:
+        """Begin a checkpoint of the state after ``step`` if one is due."""
+
+    def final(self, step: int) -> None:
+        """This step can no longer be undone."""
