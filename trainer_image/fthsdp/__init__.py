@@ -12,12 +12,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fthsdp.data.stream import StreamDataset
     from fthsdp.errors import ConfigError, FthsdpError
     from fthsdp.ftar import FtarSettings
     from fthsdp.group import ReplicaGroup, Step, replica_group
     from fthsdp.state import TrainState
 
-__all__ = ["ConfigError", "FtarSettings", "FthsdpError", "ReplicaGroup", "Step", "TrainState", "replica_group"]
+__all__ = [
+    "ConfigError",
+    "FtarSettings",
+    "FthsdpError",
+    "ReplicaGroup",
+    "Step",
+    "StreamDataset",
+    "TrainState",
+    "replica_group",
+]
 
 _HOMES = {
     "ConfigError": "fthsdp.errors",
@@ -25,6 +35,7 @@ _HOMES = {
     "FthsdpError": "fthsdp.errors",
     "ReplicaGroup": "fthsdp.group",
     "Step": "fthsdp.group",
+    "StreamDataset": "fthsdp.data.stream",
     "TrainState": "fthsdp.state",
     "replica_group": "fthsdp.group",
 }

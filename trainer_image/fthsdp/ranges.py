@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["Range", "count", "subtract", "union"]
+__all__ = ["Range", "count", "subtract", "take", "union"]
 
 Range = tuple[int, int]
 """From the first number to one past the last; ``first < last``."""
@@ -27,6 +27,19 @@ def subtract(ranges: Iterable[Range], removed: Iterable[Range]) -> tuple[Range, 
     for start, stop in union(removed):
         left = tuple(part for a, b in left for part in ((a, min(b, start)), (max(a, stop), b)) if part[0] < part[1])
     return left
+
+
+def take(stock: list[Range], number: int) -> tuple[Range, ...]:
+    """Remove the first ``number`` numbers, or as many as there are, from ``stock``, and return them."""
+    taken: list[Range] = []
+    while number and stock:
+        start, stop = stock.pop(0)
+        middle = min(stop, start + number)
+        taken.append((start, middle))
+        number -= middle - start
+        if middle < stop:
+            stock.insert(0, (middle, stop))
+    return tuple(taken)
 
 
 def count(ranges: Iterable[Range]) -> int:

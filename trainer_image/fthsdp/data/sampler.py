@@ -1,8 +1,9 @@
 """Deal samples to replicas so that each is trained exactly once, whatever fails, joins or leaves.
 
 Samples are numbered 0, 1, 2, … for the whole run; ``order`` says which item of the dataset a number stands for, another
-permutation in each pass. The state is the same on all replicas and moves only when a step commits: what was dealt to a
-replica that then contributed nothing is returned, and dealt again before anything new.
+permutation in each pass. A stream that cannot be indexed has its own numbers (``lanes``). The state is the same on all
+replicas and moves only when a step commits: what was dealt to a replica that then contributed nothing is returned, and
+dealt again before anything new.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fthsdp.data.lanes import MAX_LANES, POSITIONS, behind, deal, heads_after
 from fthsdp.errors import WireError
-from fthsdp.ranges import Range, count, subtract, union
+from fthsdp.ranges import Range, count, subtract, take, union
 from fthsdp.scramble import MASK, scramble
 
 __all__ = ["Assignment", "SamplerState", "assign", "commit", "order"]
@@ -23,30 +25,41 @@ Assignment = Mapping[int, tuple[Range, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplerState:
-    """What was trained: every sample below ``next`` that is not in ``returned``."""
+    """What was trained: every sample below ``next``, or below the head of its lane, that is not in ``returned``."""
 
     next: int = 0
     """First sample number that was never dealt in a committed step."""
     returned: tuple[Range, ...] = ()
-    """Sorted, disjoint ranges below ``next`` that were dealt and not trained."""
+    """Sorted, disjoint ranges that were dealt and not trained."""
+    heads: tuple[int, ...] = ()
+    """First position of each lane that was never dealt in a committed step; empty for a dataset that can be indexed."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the state as JSON values."""
-        return {"next": self.next, "returned": [list(part) for part in self.returned]}
+        return {"next": self.next, "returned": [list(part) for part in self.returned], "heads": list(self.heads)}
 
     @classmethod
     def from_json(cls, value: object) -> SamplerState:
         """Read what ``to_json`` wrote; raises WireError for anything else."""
         try:
             parts = tuple((start, stop) for start, stop in value["returned"])  # type: ignore[index]
-            state = cls(next=value["next"], returned=parts)  # type: ignore[index]
-            valid = all(type(n) is int for n in (state.next, *(n for part in parts for n in part)))
-            valid = valid and state.next >= 0 and parts == union(parts) and subtract(parts, [(0, state.next)]) == ()
+            heads = tuple(value["heads"])  # type: ignore[index]
+            state = cls(next=value["next"], returned=parts, heads=heads)  # type: ignore[index]
+            valid = state._is_valid()
         except (TypeError, KeyError, ValueError):
             valid = False
         if not valid:
             raise WireError(f"not the state of a sampler: {value!r:.200}")
         return state
+
+    def _is_valid(self) -> bool:
+        numbers = (self.next, *self.heads, *(n for part in self.returned for n in part))
+        if not all(type(n) is int and n >= 0 for n in numbers):
+            return False
+        if len(self.heads) > MAX_LANES or max(self.heads, default=0) > POSITIONS or (self.heads and self.next):
+            return False
+        dealt = behind(self.heads) if self.heads else [(0, self.next)]
+        return self.returned == union(self.returned) and subtract(self.returned, dealt) == ()
 
 
 def assign(
@@ -64,47 +77,36 @@ def assign(
     ``total`` samples, dealt as evenly as whole ``unit``s allow; ``survivors`` says who was left after each retry, and
     what those who are gone held is dealt out among them. A share then only grows, at its end. The result names those
     who are left; a share is empty when there are more replicas than units.
+
+    ``unit`` is the number of ranks in a replica: they train equal parts of a share, in the order in which it is dealt.
     """
     assert batch_size > 0
     assert len(set(replicas)) == len(replicas) > 0
     if total is None:
-        stock = [*state.returned, (state.next, state.next + batch_size * len(replicas))]
-        return {replica: _take(stock, batch_size) for replica in replicas}
+        return _first_shares(state, dict.fromkeys(replicas, batch_size), unit)
     assert total % unit == 0
-    stock = [*state.returned, (state.next, state.next + total)]
-    shares = _deal(stock, dict.fromkeys(replicas, ()), total, unit)
+    shares = _first_shares(state, _even(dict.fromkeys(replicas, 0), total, unit), unit)
     for left in survivors:
         assert left
         assert shares.keys() >= set(left)
         stock = [part for replica, parts in shares.items() if replica not in left for part in parts]
-        shares = _deal(stock, {replica: shares[replica] for replica in left}, total, unit)
+        sizes = _even({replica: count(shares[replica]) for replica in left}, total, unit)
+        shares = {r: (*shares[r], *take(stock, sizes[r] - count(shares[r]))) for r in left}
     return shares
 
 
-def _deal(
-    stock: list[Range], held: dict[int, tuple[Range, ...]], total: int, unit: int
-) -> dict[int, tuple[Range, ...]]:
-    """Fill up what is ``held`` from ``stock``, so that all have the same of ``total``, give or take one ``unit``."""
+def _first_shares(state: SamplerState, sizes: Mapping[int, int], unit: int) -> dict[int, tuple[Range, ...]]:
+    if state.heads:
+        return deal(state.heads, state.returned, sizes, unit)
+    stock = [*state.returned, (state.next, state.next + sum(sizes.values()))]
+    return {replica: take(stock, size) for replica, size in sizes.items()}
+
+
+def _even(held: Mapping[int, int], total: int, unit: int) -> dict[int, int]:
+    """Return how much of ``total`` each should have, who now holds that much: the same, give or take one ``unit``."""
     each, extra = divmod(total // unit, len(held))
-    fullest = sorted(held, key=lambda replica: -count(held[replica]))  # they have their additional unit already
-    more = set(fullest[:extra])
-    return {
-        replica: (*parts, *_take(stock, (each + (replica in more)) * unit - count(parts)))
-        for replica, parts in held.items()
-    }
-
-
-def _take(stock: list[Range], number: int) -> tuple[Range, ...]:
-    """Remove the first ``number`` samples from ``stock`` and return them."""
-    taken: list[Range] = []
-    while number:
-        start, stop = stock.pop(0)
-        middle = min(stop, start + number)
-        taken.append((start, middle))
-        number -= middle - start
-        if middle < stop:
-            stock.insert(0, (middle, stop))
-    return tuple(taken)
+    fullest = sorted(held, key=lambda replica: -held[replica])  # they have their additional unit already
+    return {replica: (each + (replica in fullest[:extra])) * unit for replica in held}
 
 
 def commit(state: SamplerState, assigned: Assignment, contributors: Iterable[int]) -> SamplerState:
@@ -114,8 +116,9 @@ def commit(state: SamplerState, assigned: Assignment, contributors: Iterable[int
     dealt = [part for parts in assigned.values() for part in parts]
     missed = [part for replica, parts in assigned.items() if replica not in present for part in parts]
     return SamplerState(
-        next=max([state.next, *(stop for _, stop in dealt)]),
+        next=0 if state.heads else max([state.next, *(stop for _, stop in dealt)]),
         returned=union([*subtract(state.returned, dealt), *missed]),
+        heads=heads_after(state.heads, dealt),
     )
 
 
