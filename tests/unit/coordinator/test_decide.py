@@ -71,6 +71,22 @@ LIST = (0, 1, 2)
             id="only as many as are wanted",
         ),
         pytest.param(
+            {0: at(5), 3: NONE, 4: at(5, serves=False)}, epoch((0, 1), (3, 4)), Outcome(step=5, source=0), (0, 4), (3,),
+            id="a spare that has no state yet does not step in, one that is at the step does",
+        ),
+        pytest.param(
+            {0: at(6), 2: at(5), 3: at(5), 4: at(6)}, epoch(LIST, (3, 4)), Outcome(step=6, source=0), (0, 2, 4), (),
+            id="the spare that has the step goes before the one that still has to fetch it",
+        ),
+        pytest.param(
+            {0: at(6), 1: at(5), 3: at(5)}, epoch(LIST, (3,)), Outcome(step=6, source=0), (0, 1, 3), (),
+            id="a spare rolls forward like everybody and steps in",
+        ),
+        pytest.param(
+            {0: at(6), 1: at(6), 3: at(5, serves=False)}, epoch(LIST, (3,)), Outcome(step=6, source=0), (0, 1), (),
+            id="a spare that has only just caught up, and is behind, rolls forward first",
+        ),
+        pytest.param(
             {0: at(0), 1: at(0)}, epoch(LIST), Outcome(step=0), (0, 1), (), id="before the first step",
         ),
     ],

@@ -59,6 +59,7 @@ class Job:
     least: int = 1
     ledger: Ledger | None = None
     now: float = 1000.0
+    spares: int = field(default=0, kw_only=True)
     effects: list[Effect] = field(default_factory=list)
     """Of the last event."""
     states: dict[int, MemberState] = field(default_factory=dict)
@@ -67,7 +68,9 @@ class Job:
     stored: list[Ledger] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        settings = MembershipSettings(replicas=self.replicas, min_replicas=self.least, start_timeout=60)
+        settings = MembershipSettings(
+            replicas=self.replicas, min_replicas=self.least, spares=self.spares, start_timeout=60
+        )
         self.core = Membership(settings, ledger=self.ledger, now=self.now)
 
     def do(self, event: Event) -> list[Effect]:
@@ -684,6 +687,94 @@ def test_when_all_leave_all_may_go() -> None:
     job.cut(1)
     job.pass_time(1.5)
     assert [e.replica for e in job.of(Left)] == [1]
+
+
+# --- spares ---------------------------------------------------------------------------------------------------------
+
+
+def with_spare() -> Job:
+    """Three replicas train in epoch 3 at step 8; replica 3 is a spare that has caught up."""
+    job = Job(spares=1, least=3).started(step=5)
+    job.hello(3)
+    job.all_say(connected=2)
+    job.all_say(0, 1, 2, epoch=2, step=7)
+    job.say(3, epoch=2, base=2)
+    job.all_say(0, 1, 2, step=8)
+    job.say(3, step=8, serves=True)
+    return job
+
+
+def test_a_spare_comes_in_as_a_shadow_and_stays_one_while_all_are_there() -> None:
+    job = with_spare()
+    assert not job.of(Proposed)
+    job.pass_time(10, 0, 1, 2, 3)
+    assert not job.effects
+    status = {r.replica: (r.role, r.step) for r in job.core.replicas()}
+    assert status[3] == (Role.SHADOW, 8)
+
+
+def test_an_index_beyond_the_spares_is_refused() -> None:
+    job = with_spare()
+    job.hello(4)
+    assert "does not exist: this job has replicas 0…3, spares included" in job.sent(4, RefusedMember)[0].reason
+
+
+def test_a_spare_is_active_at_the_decision_that_removes_another_and_the_job_does_not_pause() -> None:
+    job = with_spare()
+    job.dies(1)
+    job.all_say(0, 2, 3, fence=2)
+    record = installed(job, 3)
+    assert (record.active, record.paused) == ((0, 2, 3), False)
+    assert job.of(Decided) == [Decided(record=record, stepped_in=(3,))]
+
+
+def test_who_comes_back_after_a_spare_stepped_in_is_the_spare() -> None:
+    job = with_spare()
+    job.dies(1)
+    job.all_say(0, 2, 3, fence=2)
+    job.all_say(0, 2, 3, epoch=3)
+    job.hello(1, attempt=1)
+    job.all_say(connected=4)
+    job.all_say(0, 2, 3, epoch=4)
+    job.say(1, epoch=4, base=4)
+    job.say(1, step=9, serves=True)
+    assert not job.of(Proposed)
+    job.dies(3)
+    job.all_say(0, 1, 2, fence=4)
+    assert installed(job, 1).active == (0, 1, 2)
+
+
+def test_a_spare_that_still_catches_up_does_not_step_in_and_the_pause_counts_actives_only() -> None:
+    job = with_spare()
+    job.say(3, step=None, serves=False)
+    job.dies(1)
+    job.all_say(0, 2, 3, fence=2)
+    record = installed(job, 3)
+    assert (record.active, record.paused) == ((0, 2), True)
+    job.all_say(0, 2, 3, epoch=3)
+    job.say(3, step=8)
+    job.all_say(0, 2, 3, fence=3)
+    assert (installed(job, 3).active, installed(job, 3).paused) == ((0, 2, 3), False)
+
+
+def test_a_spare_takes_the_place_of_one_who_leaves_at_the_same_boundary() -> None:
+    job = with_spare()
+    job.say(1, leaving="SIGTERM")
+    assert job.sent(0, Announce)[0].record.active == (0, 2, 3)
+
+
+def test_a_spare_that_dies_disturbs_the_ring_but_not_the_width() -> None:
+    job = with_spare()
+    job.dies(3)
+    job.all_say(0, 1, 2, fence=2)
+    assert (installed(job, 0).active, installed(job, 0).paused) == ((0, 1, 2), False)
+
+
+def test_as_many_as_are_wanted_start_without_waiting_for_the_spares() -> None:
+    job = Job(spares=1)
+    for replica in (3, 0, 2):
+        job.hello(replica, origin="a")
+    assert installed(job, 0).active == (0, 2, 3)
 
 
 # --- pause ----------------------------------------------------------------------------------------------------------

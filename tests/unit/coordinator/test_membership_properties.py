@@ -19,6 +19,7 @@ from fthsdp.coordinator.events import (
     Received,
     Removed,
     Send,
+    Started,
     Tick,
 )
 from fthsdp.coordinator.ledger import Ledger
@@ -89,32 +90,36 @@ class Leader:
         assert member is not None
         assert member.attempt == self.attempt
         step, base, serves = self.state.step, self.state.base, self.state.serves
+        if self.replica in record.snapshots:
+            base = record.number
         if record.outcome is not None:
             at = record.outcome.step
             assert record.outcome.source is None or record.member(record.outcome.source)
             if self.replica in record.snapshots:
-                step, base, serves = None, record.number, False
-            elif step is not None and at == 0 == step:
-                serves = True
-            elif step is None and record.number == 1 + self.state.epoch and at == 0 and not record.snapshots:
-                step, serves = 0, True
-            elif step is not None:
+                step, serves = None, False
+            elif step is None:
+                assert member.role is Role.ACTIVE, "a shadow without a state has to be given one"
+                assert at == self.state.checkpoint, "a run begins where those who train in it can begin"
+                step, serves = at, at == 0
+            else:
                 assert step <= at, "a member that is ahead of the decision has to be given new stripes"
-                step = at
-        elif self.replica in record.snapshots:
-            base = record.number
-        if record.outcome is not None and record.outcome.step == 0 and member.role is Role.ACTIVE and step is None:
-            step, serves = 0, True
+                step, serves = at, serves or step < at
         self.change(epoch=record.number, step=step, base=base, serves=serves)
 
 
 class Memberships(RuleBasedStateMachine):
     """A coordinator, its store, and leaders; the rules are what can happen to them."""
 
+    spares = 0
+
     def __init__(self) -> None:
         super().__init__()
         self.now = 1000.0
-        self.settings = MembershipSettings(replicas=REPLICAS, min_replicas=LEAST, start_timeout=30)
+        self.wanted = REPLICAS - self.spares
+        self.settings = MembershipSettings(
+            replicas=self.wanted, min_replicas=LEAST, spares=self.spares, start_timeout=30
+        )
+        self.checkpoint = 0
         self.stored: list[Ledger] = []
         self.leaders: dict[int, Leader] = {}
         self.attempts = dict.fromkeys(range(REPLICAS), -1)
@@ -150,6 +155,7 @@ class Memberships(RuleBasedStateMachine):
                 case Persist(ledger=ledger, expected=expected):
                     assert expected == (self.stored[-1].number if self.stored else 0)
                     assert ledger.number > expected, "numbers only grow"
+                    assert all(len(e.active) <= self.wanted for e in (ledger.current, ledger.proposal) if e)
                     self.stored.append(ledger)
                 case Send():
                     self.check_persisted(effect.message)
@@ -164,6 +170,9 @@ class Memberships(RuleBasedStateMachine):
                             self.closed.add((leader.replica, leader.attempt))
                 case Removed():
                     self.check_evidence(effect)
+                case Started(step=step):
+                    waiting = [o.state.checkpoint for o in self.leaders.values() if o.connection and not o.state.epoch]
+                    assert step == max(waiting), "the newest checkpoint that anybody who waits can read"
                 case _:
                     pass
 
@@ -177,13 +186,15 @@ class Memberships(RuleBasedStateMachine):
         who = (removed.replica, removed.attempt)
         match removed.cause:
             case Cause.EXITED:
-                assert who in self.exits
+                assert any(r == removed.replica and attempt >= removed.attempt for r, attempt in self.exits)
             case Cause.CONNECTION_LOST:
                 assert who in self.closed
             case Cause.SILENT:
                 assert who in self.muted
             case Cause.HUNG:
                 assert who in self.muted or self.leaders[removed.replica].inbox, "it has read all and done as told"
+            case Cause.STATE_DIVERGED:
+                assert self.leaders[removed.replica].state.failed == removed.reason
             case Cause.REPLACED:
                 assert self.attempts[removed.replica] > removed.attempt
             case Cause.ORPHANED:
@@ -192,6 +203,7 @@ class Memberships(RuleBasedStateMachine):
     def spawn(self, replica: int) -> None:
         self.attempts[replica] += 1
         self.leaders[replica] = Leader(replica, self.attempts[replica])
+        self.leaders[replica].change(origin=f"step {self.checkpoint}", checkpoint=self.checkpoint)
 
     def tell(self, leader: Leader) -> None:
         if leader.connection is not None and leader.alive and not leader.frozen:
@@ -278,6 +290,30 @@ class Memberships(RuleBasedStateMachine):
         if together and all(o.state.step is None or o.state.step >= leader.state.step for o in ring):
             leader.change(step=leader.state.step + 1, serves=True)
             self.tell(leader)
+
+    @rule(replica=replicas)
+    def saves_a_checkpoint(self, replica: int) -> None:
+        leader = self.active(replica)
+        if leader is not None and leader.state.step is not None and leader.state.serves:
+            self.checkpoint = max(self.checkpoint, leader.state.step)
+
+    @rule(replica=replicas)
+    @precondition(lambda self: not self.stored)
+    def has_other_initial_weights(self, replica: int) -> None:
+        leader = self.active(replica)
+        if leader is not None and not leader.state.epoch:
+            leader.change(origin="other weights")
+            self.tell(leader)
+
+    @rule(replica=replicas)
+    @precondition(lambda self: self.faults > 0)
+    def says_that_it_has_failed(self, replica: int) -> None:
+        leader = self.active(replica)
+        if leader is not None:
+            self.faults -= 1
+            leader.change(failed="StateDiverged: a bit has flipped")
+            self.tell(leader)
+            leader.alive = False
 
     @rule(replica=replicas)
     def shadow_catches_up(self, replica: int) -> None:
@@ -408,12 +444,20 @@ class Memberships(RuleBasedStateMachine):
                 self.notices_a_broken_ring(replica)
             self.time_passes(1.0)
         record = self.stored[-1].proposal or self.stored[-1].current
-        assert record.active == tuple(range(REPLICAS)), f"{record}\n{self.leaders}\n{self.core.replicas()}"
+        assert len(record.members) == REPLICAS, f"{record}\n{self.leaders}\n{self.core.replicas()}"
+        assert len(record.active) == self.wanted
         assert not record.paused
         assert {leader.state.epoch for leader in self.leaders.values()} == {record.number}
 
 
-Memberships.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+class MembershipsWithASpare(Memberships):
+    """The same with one replica fewer to train, which is kept ready instead."""
+
+    spares = 1
+
+
+Memberships.TestCase.settings = MembershipsWithASpare.TestCase.settings = settings(
+    max_examples=40, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 TestMemberships = Memberships.TestCase
+TestMembershipsWithASpare = MembershipsWithASpare.TestCase

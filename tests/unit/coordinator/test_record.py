@@ -26,9 +26,10 @@ def step(replica: int, number: int, began: float, ended: float, **changes: Any) 
     return StepRecord(**(fields | changes))
 
 
-def decided(number: int, at_step: int) -> Decided:
+def decided(number: int, at_step: int, *stepped_in: int) -> Decided:
     member = Member(replica=0, attempt=0, role=Role.ACTIVE, addresses=("h:1",))
-    return Decided(record=EpochRecord(number=number, members=(member,), outcome=Outcome(step=at_step)))
+    record = EpochRecord(number=number, members=(member,), outcome=Outcome(step=at_step))
+    return Decided(record=record, stepped_in=stepped_in)
 
 
 def removed(replica: int, at: float, *, member: bool = True) -> Removed:
@@ -69,6 +70,7 @@ def test_an_undisturbed_run() -> None:
     assert run.report == {
         "outcome": "complete",
         "replicas": 3,
+        "spares": 0,
         "started": 1000.0,
         "starts": [],
         "steps_final": 4,
@@ -116,6 +118,7 @@ def test_a_failure_says_when_it_was_seen_when_decided_and_how_long_the_survivors
         "decided_s": 4.7,
         "stall_s": 0.5,  # median of 0.4 and 0.6
         "step_outcome": "retried",
+        "stepped_in": [],
     }
 
 
@@ -151,6 +154,14 @@ def test_two_failures_at_one_decision_share_its_time() -> None:
     run.happens(removed(2, 4.3), 4.3)
     run.happens(decided(2, 4), 4.5)
     assert [f["decided_s"] for f in run.report["failures"]] == [4.5, 4.5]
+
+
+def test_a_failure_names_the_spare_that_stepped_in() -> None:
+    run = Run()
+    run.quiet(1, 4, 0, 1, 2)
+    run.happens(removed(1, 4.2), 4.2)
+    run.happens(decided(2, 4, 3), 4.5)
+    assert run.report["failures"][0]["stepped_in"] == [3]
 
 
 def test_a_join_is_timed_and_compared_with_quiet_steps() -> None:

@@ -40,7 +40,7 @@ def decide(
     serving = {r: n for r, n in steps.items() if states[r].serves}
     step = max((serving or steps).values())
     ready = serving.keys() | {r for r, n in steps.items() if n == step}
-    active = _active(base, ready, wanted)
+    active = _active(base, sorted(ready, key=lambda r: (steps[r] != step, r)), wanted)
     return EpochRecord(
         number=number,
         members=tuple(_with_role(members[r], r in active) for r in sorted(states)),
@@ -56,10 +56,10 @@ def decide(
     )
 
 
-def _active(base: EpochRecord, ready: set[int], wanted: int) -> set[int]:
-    """Who was active stays so; ready shadows fill the gaps at the same decision."""
+def _active(base: EpochRecord, ready: Sequence[int], wanted: int) -> set[int]:
+    """Who was active stays so; ready shadows fill the gaps at the same decision, the first of ``ready`` first."""
     active = [r for r in base.active if r in ready]
-    spares = sorted(ready - set(active))
+    spares = [r for r in ready if r not in active]
     return {*active, *spares[: max(wanted - len(active), 0)]}
 
 

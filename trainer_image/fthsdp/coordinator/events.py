@@ -170,6 +170,8 @@ class Decided:
     """This epoch follows, with an outcome; None: nobody with a state is left, the job starts again."""
 
     record: EpochRecord | None
+    stepped_in: tuple[int, ...] = ()
+    """Shadows that are active from this decision on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

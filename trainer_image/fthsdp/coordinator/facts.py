@@ -153,9 +153,10 @@ class Facts:
         return f"{name} {reason}" if reason else ""
 
     def _unknown(self, hello: Hello) -> str:
-        if 0 <= hello.replica < self.settings.replicas and hello.attempt >= 0:
+        last = self.settings.replicas + self.settings.spares - 1
+        if 0 <= hello.replica <= last and hello.attempt >= 0:
             return ""
-        return f"does not exist: this job has replicas 0…{self.settings.replicas - 1}"
+        return f"does not exist: this job has replicas 0…{last}{', spares included' if self.settings.spares else ''}"
 
     def _stale(self, hello: Hello) -> str:
         known = self.peers.get(hello.replica)

@@ -354,15 +354,15 @@ class Membership:
         if record is None:
             self._begin_again()
         else:
-            self._decided(record)
+            self._decided(record, stepped_in=tuple(r for r in record.active if r not in base.active))
         return True
 
-    def _decided(self, record: EpochRecord) -> None:
+    def _decided(self, record: EpochRecord, *, stepped_in: tuple[int, ...] = ()) -> None:
         left = [m for m in self._facts.union().values() if record.member(m.replica) is None]
         self._fence = self._facts.proposal = None
         self._facts.record = record
         self._persist(Ledger(current=record))
-        self._effects.append(Decided(record=record))
+        self._effects.append(Decided(record=record, stepped_in=stepped_in))
         self._let_go(left)
 
     def _begin_again(self) -> None:

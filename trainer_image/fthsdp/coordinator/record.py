@@ -43,7 +43,7 @@ class RunEvent(BaseModel):
     reason: str = ""
     member: bool = True
     replicas: tuple[int, ...] = ()
-    """started: those who train in the first epoch."""
+    """started: those who train in the first epoch; decided: shadows that are active from then on."""
     replaced: tuple[int, ...] = ()
     """started: whose own state was not the one that the run begins from."""
 
@@ -54,7 +54,9 @@ def event_of(effect: Effect, at: float) -> RunEvent | None:
         case Decided(record=None):
             return RunEvent(kind="lost-everything", at=at)
         case Decided(record=record) if record is not None and record.outcome is not None:
-            return RunEvent(kind="decided", at=at, epoch=record.number, step=record.outcome.step)
+            return RunEvent(
+                kind="decided", at=at, epoch=record.number, step=record.outcome.step, replicas=effect.stepped_in
+            )
         case Started():
             return RunEvent(
                 kind="started",
@@ -126,8 +128,9 @@ class _Failure:
 class RunRecord:
     """Collects the records of one run."""
 
-    def __init__(self, *, replicas: int) -> None:
+    def __init__(self, *, replicas: int, spares: int = 0) -> None:
         self._replicas = replicas
+        self._spares = spares
         self._began: float | None = None
         self._finished: int | None = None
         self._steps: dict[int, _Step] = {}
@@ -256,6 +259,7 @@ class RunRecord:
         return {
             "outcome": "running" if self._finished is None else "complete",
             "replicas": self._replicas,
+            "spares": self._spares,
             "started": self._began,
             "starts": [
                 {
@@ -338,6 +342,7 @@ class RunRecord:
             "decided_s": self._clock(failure.decided.at) if failure.decided else None,
             "stall_s": round(statistics.median(stalls), 6) if stalls else None,
             "step_outcome": _worst(outcomes) if failure.decided else None,
+            "stepped_in": list(failure.decided.replicas) if failure.decided else [],
         }
 
     def _laps_in_flight(self, failure: _Failure) -> dict[tuple[int, int], list[_Lap]]:

@@ -117,7 +117,7 @@ class Coordinator:
         self._store = store
         self._archive = archive
         self._out = out
-        self._record = RunRecord(replicas=settings.replicas)
+        self._record = RunRecord(replicas=settings.replicas, spares=settings.spares)
         self._changed = True
         """Whether the report is not what was written last."""
         self._events: asyncio.Queue[Event | _Question] = asyncio.Queue()
@@ -406,7 +406,7 @@ def _in_words(effect: _News) -> str:
         case Left():
             return f"replica {effect.replica} attempt {effect.attempt} left: {effect.reason}"
         case Decided():
-            return _decision_in_words(effect.record)
+            return _decision_in_words(effect)
         case Started():
             return _start_in_words(effect)
         case Proposed():
@@ -419,10 +419,11 @@ def _in_words(effect: _News) -> str:
             assert_never(never)
 
 
-def _decision_in_words(record: EpochRecord | None) -> str:
-    if record is None:
+def _decision_in_words(effect: Decided) -> str:
+    if effect.record is None:
         return "nobody with a state is left: the run starts again when enough replicas are back"
-    return f"decided {_record_in_words(record)}"
+    spares = f"; replicas {list(effect.stepped_in)} step in" if effect.stepped_in else ""
+    return f"decided {_record_in_words(effect.record)}{spares}"
 
 
 def _start_in_words(start: Started) -> str:
