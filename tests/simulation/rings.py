@@ -258,8 +258,8 @@ class Rings:
 
     def _seen_gone(self, epoch: int, name: Name, gone: Name, reason: str) -> None:
         ring = self._rings[epoch]
-        end, other = ring.ends[name], ring.ends.get(gone)
-        if end.state is not _State.OPEN:
+        end, other = ring.ends.get(name), ring.ends.get(gone)
+        if end is None or end.state is not _State.OPEN:
             return
         if other is not None and other.state is _State.LEFT and len(other.submitted) >= len(end.submitted):
             return  # it left in good order, and owes us nothing

@@ -121,8 +121,9 @@ class World:
         pending = replica.ranks[0].pending
         if replica.exit_code == 0 and isinstance(pending, Over) and pending.finished:
             self.finished = True
-            if replica.ranks[0].loop.step >= self.steps:
-                self._returned = replica.ranks[0].loop.sampler.returned
+            loop = replica.ranks[0].loop
+            if loop.full and loop.step >= self.steps:
+                self._returned = loop.sampler.returned
             return
         random = self.clock.random
         if random.random() < 0.7:

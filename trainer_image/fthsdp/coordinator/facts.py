@@ -131,7 +131,7 @@ class Facts:
     def candidates(self) -> list[Peer]:
         """Newcomers with whom a run can begin: they know from which state they could."""
         waiting = list(self.joiners())
-        return [peer for peer in waiting if peer.state.origin] or waiting
+        return [peer for peer in waiting if peer.state.origin]
 
     def has_left(self, member: Member) -> bool:
         """Whether this member of the current epoch is let go by the proposal, which may have begun."""

@@ -25,12 +25,18 @@ class Entry(StrEnum):
 
 
 def how_to_enter(
-    record: EpochRecord, *, step: int, full: bool, donors: frozenset[int] = frozenset(), kept_last: bool = False
+    record: EpochRecord,
+    *,
+    step: int,
+    full: bool,
+    renewed: bool = False,
+    donors: frozenset[int] = frozenset(),
+    kept_last: bool = False,
 ) -> Entry:
     """Decide for a member at ``step``.
 
-    ``donors`` are the replicas that a shadow still downloads from, ``kept_last`` says that it keeps ``step`` itself
-    as a step not yet replayed.
+    ``renewed`` says that the donors copy new stripes for this shadow, and drop the ones from before; ``donors`` are the
+    replicas that it still downloads from, ``kept_last`` says that it keeps ``step`` itself as a step not yet replayed.
     """
     assert record.outcome is not None
     outcome = record.outcome
@@ -39,7 +45,7 @@ def how_to_enter(
             return Entry.GO_ON
         return Entry.ROLL_FORWARD if outcome.step == step + 1 and outcome.serving else Entry.LOST
     present = {m.replica for m in record.members}
-    if not donors <= present:
+    if renewed or not donors <= present:
         return Entry.START_OVER
     if outcome.step == step:
         return Entry.GO_ON

@@ -144,7 +144,7 @@ class StepLoop:
         self._computed = union([*self._computed, *self.samples()])
         self._samples += samples
         self._loss_sum += loss_sum
-        flags = Flag.CONTRIBUTES if self._me in self.begun.replicas else Flag(0)
+        flags = Flag.CONTRIBUTES if self._me in self._dealt(self.begun) else Flag(0)
         attempt.close(self._header(flags, samples=self._samples, loss_sum=self._loss_sum))
         return (yield from self._settle(attempt))
 
@@ -171,7 +171,7 @@ class StepLoop:
                 continue
             if attempt.shadow or attempt.step != self.step + 1:
                 attempt = self._shadow_attempt()
-            elif self._me in self.begun.replicas and self._computed and self.samples():
+            elif self._computed and self.samples():
                 attempt.reopen()
                 return True
             else:
@@ -310,8 +310,8 @@ class StepLoop:
         self._body.keep_stripes_of(shadows, record.number)
 
     def _check_opening(self) -> None:
-        """After the first step of an epoch: all full members began it at the same boundary."""
-        openings = None if self._opened else self._body.openings()
+        """After the first step of a planned epoch: all full members began it at the same boundary."""
+        openings = None if self._opened or self._record.outcome is not None else self._body.openings()
         if openings is None:
             return  # checked already, or of an epoch that ended before it began everywhere: the step came otherwise
         self._opened = True
@@ -362,6 +362,7 @@ class StepLoop:
             record,
             step=self.step,
             full=self.full,
+            renewed=self._me in record.snapshots,
             donors=catchup.donors if catchup else frozenset(),
             kept_last=catchup.kept_last if catchup else False,
         )
