@@ -84,7 +84,7 @@ def _be_a_rank(
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     try:
         with Rank(rank, ranks, store) as me:
-            answer = "result", task(me, root, *given)
+            answer = "result", task(me, root, *arguments)
     except BaseException:
         answer = "error", traceback.format_exc()
     pipe.send_bytes(json.dumps(answer).encode())
