@@ -1,8 +1,14 @@
-"""Bus bandwidth of FTAR and of gloo's all-reduce, side by side: the same processes, the same tensors, in turns.
+"""Bus bandwidth of FTAR, of gloo's all-reduce and of bare loopback sockets: same processes, same tensors, in turns.
 
-Run with ``python tests/bench/ftar_bandwidth.py [--megabytes 32 256] [--members 2 3 4] [--repetitions 9]``.
+    python tests/bench/ftar_bandwidth.py [--megabytes 32 256] [--members 2 3 4] [--repetitions 9] [--json FILE]
+
 Bus bandwidth is 2(n-1)/n times bytes over seconds: what each member has to send, whatever the algorithm, over the time
-of the slowest one.
+of the slowest one. The bare sockets carry exactly those bytes round a ring, from one tensor into another one, without
+adding anything or waiting for what comes from the left: no all-reduce over such sockets can be faster.
+
+Ratios are medians over the repetitions, of two times taken right after one another, so that a machine with other work
+disturbs both. The processor time per gigabyte is less disturbed still; it includes waiting threads of the process.
+Exits 1 when a median misses what it must be.
 """
 
 from __future__ import annotations
@@ -10,6 +16,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
+import socket
 import statistics
 import subprocess
 import sys
@@ -17,6 +25,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 
@@ -26,17 +35,60 @@ import torch.distributed as dist
 from fthsdp.endpoint import Endpoint
 from fthsdp.environment import Identity
 from fthsdp.ftar import Engine, FtarSettings, RailMember
+from fthsdp.wire import parse_address
 
 __all__: list[str] = []
 
 KEY = b"a key of the benchmark only"
+WAYS = ("ftar", "gloo", "sockets")
+LIMITS = {"gloo": (1.0, 1.3), "sockets": (0.75, 0.9)}
+"""What FTAR must reach and aims at, as a part of the other's bandwidth."""
+_SLICE = 1 << 20
+"""Bytes that the bare sockets are given at a time."""
+
+
+# --- a member, in a process of its own ------------------------------------------------------------------------------
+
+
+class BareRing:
+    """A connection to either neighbour and nothing else."""
+
+    def __init__(self, rank: int, members: int) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            addresses: list[str] = [""] * members
+            dist.all_gather_object(addresses, f"127.0.0.1:{listener.getsockname()[1]}")
+            self._right = socket.create_connection(parse_address(addresses[(rank + 1) % members]))
+            self._left, _ = listener.accept()
+        for sock in (self._left, self._right):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._members = members
+
+    def carry(self, source: memoryview, out: memoryview) -> None:
+        """Send to the right what an all-reduce has to send, and receive as much from the left."""
+        volume = 2 * (self._members - 1) * len(source) // self._members
+        sender = threading.Thread(target=self._send, args=(source, volume))
+        sender.start()
+        while volume:
+            start = volume % len(out)
+            volume -= self._left.recv_into(out[start : start + min(_SLICE, volume)])
+        sender.join()
+
+    def _send(self, source: memoryview, volume: int) -> None:
+        while volume:
+            start = volume % len(source)
+            volume -= self._right.send(source[start : start + min(_SLICE, volume)])
+
+    def close(self) -> None:
+        """Close both."""
+        self._left.close()
+        self._right.close()
 
 
 def member(rank: int, members: int, sizes: list[int], repetitions: int, store: str) -> None:
     """Measure as one of the members; the first one prints a JSON line per size."""
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=members, timeout=timedelta(seconds=60)
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=members, timeout=timedelta(seconds=120)
     )
     endpoint = Endpoint(host="127.0.0.1", key=KEY, job="bench")
     connected = threading.Event()
@@ -52,45 +104,112 @@ def member(rank: int, members: int, sizes: list[int], repetitions: int, store: s
     dist.all_gather_object(addresses, endpoint.address)
     engine.connect(1, [RailMember(replica=i, attempt=0, address=a) for i, a in enumerate(addresses)])
     engine.activate(1)
+    bare = BareRing(rank, members)
     assert connected.wait(20)
     for megabytes in sizes:
-        seconds = measure(engine, megabytes << 18, repetitions)
+        measured = measure(engine, bare, megabytes << 18, repetitions)
         if rank == 0:
-            print(json.dumps({"members": members, "megabytes": megabytes, **seconds}), flush=True)
+            print(json.dumps({"members": members, "megabytes": megabytes, **measured}), flush=True)
     dist.barrier()
+    bare.close()
     engine.close(linger=5)
     endpoint.close()
     dist.destroy_process_group()
 
 
-def measure(engine: Engine, numel: int, repetitions: int) -> dict[str, list[float]]:
-    """Return the seconds of the slowest member, for each repetition."""
+def measure(engine: Engine, bare: BareRing, numel: int, repetitions: int) -> dict[str, dict[str, list[float]]]:
+    """Return seconds of the slowest member and processor seconds of all, for each way and repetition."""
     source, out = torch.rand(numel), torch.empty(numel)
-
-    def ftar() -> None:
-        engine.all_reduce(step=1, bucket=0, source=source, out=out).wait(60)
-
-    def gloo() -> None:
-        dist.all_reduce(work)
-
     work = source.clone()
-    ways: dict[str, Callable[[], None]] = {"ftar": ftar, "gloo": gloo}
+    source_bytes, out_bytes = source.numpy().data.cast("B"), out.numpy().data.cast("B")
+    ways: dict[str, Callable[[], object]] = {
+        "ftar": lambda: engine.all_reduce(step=1, bucket=0, source=source, out=out).wait(120),
+        "gloo": lambda: dist.all_reduce(work),
+        "sockets": lambda: bare.carry(source_bytes, out_bytes),
+    }
     seconds: dict[str, list[float]] = {name: [] for name in ways}
+    processor: dict[str, list[float]] = {name: [] for name in ways}
     for repetition in range(-2, repetitions):
         for name, way in ways.items():
             work.copy_(source)
             dist.barrier()
-            began = time.perf_counter()
+            began, busy = time.perf_counter(), time.process_time()
             way()
-            took = torch.tensor(time.perf_counter() - began)
-            dist.all_reduce(took, dist.ReduceOp.MAX)
+            wall, busy = time.perf_counter() - began, time.process_time() - busy
+            slowest, total = torch.tensor(wall), torch.tensor(busy)
+            dist.all_reduce(slowest, dist.ReduceOp.MAX)
+            dist.all_reduce(total)
             if repetition >= 0:
-                seconds[name].append(took.item())
-    return seconds
+                seconds[name].append(slowest.item())
+                processor[name].append(total.item())
+    return {"seconds": seconds, "processor_seconds": processor}
 
 
-def run(members: int, sizes: list[int], repetitions: int) -> list[dict[str, object]]:
-    """Start the members and return what the first one printed."""
+# --- the parent: rows, limits, output -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """FTAR next to one other way, for one size and number of members."""
+
+    what: str
+    unit: str
+    members: int
+    megabytes: int
+    median: float
+    least: float
+    most: float
+    must: float
+    aim: float
+    ftar_gigabytes_per_second: float
+    other_gigabytes_per_second: float
+    ftar_processor_seconds_per_gigabyte: float
+    other_processor_seconds_per_gigabyte: float
+    samples: list[float]
+
+    @property
+    def missed(self) -> bool:
+        """Whether it is below what it must be."""
+        return self.median < self.must
+
+    def __str__(self) -> str:
+        mark = "MISSED" if self.missed else "ok" if self.median < self.aim else "aim reached"
+        return (
+            f"{self.what:14} {self.megabytes:4d} MB, {self.members} members: {self.median:5.2f}"
+            f" ({self.least:.2f} … {self.most:.2f})   must {self.must:.2f} aim {self.aim:.2f}   {mark:11}"
+            f"   {self.ftar_gigabytes_per_second:.2f} and {self.other_gigabytes_per_second:.2f} GB/s,"
+            f" {self.ftar_processor_seconds_per_gigabyte:.2f} and {self.other_processor_seconds_per_gigabyte:.2f}"
+            " processor s per GB"
+        )
+
+
+def compare(
+    members: int, megabytes: int, other: str, seconds: dict[str, list[float]], busy: dict[str, list[float]]
+) -> Row:
+    """Make a row of what one run measured."""
+    gigabytes = 2 * (members - 1) / members * (megabytes << 20) / 1e9
+    samples = [theirs / ours for ours, theirs in zip(seconds["ftar"], seconds[other], strict=True)]
+    must, aim = LIMITS[other]
+    return Row(
+        what=f"FTAR / {other}",
+        unit="ratio of bus bandwidths",
+        members=members,
+        megabytes=megabytes,
+        median=statistics.median(samples),
+        least=min(samples),
+        most=max(samples),
+        must=must,
+        aim=aim,
+        ftar_gigabytes_per_second=gigabytes / statistics.median(seconds["ftar"]),
+        other_gigabytes_per_second=gigabytes / statistics.median(seconds[other]),
+        ftar_processor_seconds_per_gigabyte=statistics.median(busy["ftar"]) / gigabytes / members,
+        other_processor_seconds_per_gigabyte=statistics.median(busy[other]) / gigabytes / members,
+        samples=samples,
+    )
+
+
+def run(members: int, sizes: list[int], repetitions: int) -> list[Row]:
+    """Start the members and return their rows."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, __file__, "--sizes", json.dumps(sizes), "--repetitions", str(repetitions)]
         command += ["--store", str(Path(folder) / "store"), "--members", str(members), "--rank"]
@@ -99,7 +218,7 @@ def run(members: int, sizes: list[int], repetitions: int) -> list[dict[str, obje
             for rank in range(members)
         ]
         try:
-            output, _ = children[0].communicate(timeout=600)
+            output, _ = children[0].communicate(timeout=900)
             for child in children:
                 if child.wait(timeout=30):
                     raise SystemExit(f"a member ended with exit code {child.returncode}")
@@ -107,44 +226,40 @@ def run(members: int, sizes: list[int], repetitions: int) -> list[dict[str, obje
             for child in children:
                 child.kill()
                 child.wait()
-    return [json.loads(line) for line in output.splitlines()]
+    rows = []
+    for line in output.splitlines():
+        found = json.loads(line)
+        for other in LIMITS:
+            rows.append(compare(members, found["megabytes"], other, found["seconds"], found["processor_seconds"]))
+    return rows
 
 
-def show(row: dict[str, object]) -> str:
-    """Return one line: median and spread of both, and their ratio."""
-    members, megabytes = row["members"], row["megabytes"]
-    assert isinstance(members, int)
-    assert isinstance(megabytes, int)
-    gigabytes = 2 * (members - 1) / members * (megabytes << 20) / 1e9
-    texts, medians = [], []
-    for name in ("ftar", "gloo"):
-        seconds = row[name]
-        assert isinstance(seconds, list)
-        medians.append(gigabytes / statistics.median(seconds))
-        texts.append(
-            f"{name} {medians[-1]:5.2f} GB/s ({gigabytes / max(seconds):.2f} … {gigabytes / min(seconds):.2f})"
-        )
-    return f"{megabytes:4d} MB, {members} members: {texts[0]}   {texts[1]}   ratio {medians[0] / medians[1]:.2f}"
-
-
-def main() -> None:
-    """Parse the command line and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+def main() -> int:
+    """Measure, print, and say whether everything is as it must be."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--megabytes", type=int, nargs="+", default=[32, 256])
     parser.add_argument("--members", type=int, nargs="+", default=[2, 3, 4])
     parser.add_argument("--repetitions", type=int, default=9)
+    parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--sizes", type=json.loads, help=argparse.SUPPRESS)
     parser.add_argument("--store", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.rank is not None:
         member(given.rank, given.members[0], given.sizes, given.repetitions, given.store)
-        return
-    print(f"torch {torch.__version__}, {os.cpu_count()} cores; median (slowest … fastest) of {given.repetitions}")
+        return 0
+    machine = {"python": platform.python_version(), "torch": str(torch.__version__), "cores": os.cpu_count()}
+    print(", ".join(f"{name} {value}" for name, value in machine.items()))
+    rows = []
     for members in given.members:
         for row in run(members, given.megabytes, given.repetitions):
-            print(show(row), flush=True)
+            rows.append(row)
+            print(row, flush=True)
+    if given.json is not None:
+        document = {"machine": machine, "settings": asdict(FtarSettings()), "rows": [asdict(row) for row in rows]}
+        given.json.write_text(json.dumps(document, indent=1) + "\n")
+    return int(any(row.missed for row in rows))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -12,13 +12,13 @@ import torch
 
 from fthsdp.errors import FthsdpError, RingBroken, WireError
 from fthsdp.ftar.frames import LARGEST_PAYLOAD, Header, Kind
-from fthsdp.ftar.reduce import AddingSink, DirectSink, Scratch, Sink, bytes_of, elements_of
-from fthsdp.ftar.schedule import chunk_elements, make_schedule
+from fthsdp.ftar.reduce import AddingSink, ConvertingSink, DirectSink, Sink, WireBuffer, bytes_of, elements_of
+from fthsdp.ftar.schedule import Transfer, chunk_elements, make_schedule
+from fthsdp.ftar.settings import FtarSettings
 
 __all__ = ["AllGather", "AllReduce", "Collective", "Work"]
 
 T = TypeVar("T")
-_ITEM = 4
 
 
 class Work(Generic[T]):
@@ -56,7 +56,10 @@ def _fresh(error: FthsdpError) -> FthsdpError:
 
 
 class Collective(Protocol):
-    """One collective as a ring drives it. Positions count its frames, in the order in which they travel."""
+    """One collective as a ring drives it. Positions count its frames, in the order in which they travel.
+
+    The buffers are the stream's own, for wire types that are not what the tensors hold; None where they are.
+    """
 
     num_sends: int
     num_receives: int
@@ -67,10 +70,10 @@ class Collective(Protocol):
     def size(self, position: int) -> int:
         """Return the most bytes that receive ``position`` can have."""
 
-    def outgoing(self, position: int, *, received: int) -> tuple[Header, memoryview] | None:
-        """Return send ``position``, or None while it waits for a receive."""
+    def outgoing(self, position: int, *, received: int, buffer: WireBuffer | None) -> tuple[Header, memoryview] | None:
+        """Return send ``position``, or None while it waits: the first ``received`` receives are complete."""
 
-    def incoming(self, position: int, header: Header) -> Sink:
+    def incoming(self, position: int, header: Header, *, buffer: WireBuffer | None) -> Sink:
         """Return the place for receive ``position``; raises WireError when ``header`` is another frame."""
 
     def succeed(self) -> None:
@@ -89,62 +92,57 @@ class AllReduce:
     """``out`` becomes the sum of all members' ``source``."""
 
     def __init__(
-        self, *, epoch: int, step: int, bucket: int, source: torch.Tensor, out: torch.Tensor, chunk_bytes: int
+        self, *, epoch: int, step: int, bucket: int, source: torch.Tensor, out: torch.Tensor, settings: FtarSettings
     ) -> None:
         self.work: Work[None] = Work()
         self._epoch, self._step, self._bucket = epoch, step, bucket
-        self._source, self._out = elements_of(source), elements_of(out)
-        self._limit = chunk_bytes // _ITEM
+        self._source, self._out = source.detach(), out.detach()
+        self._item = settings.wire_dtype.item_bytes
+        self._limit = settings.chunk_bytes // self._item
 
     def begin(self, members: int, index: int) -> None:
         """Make the schedule."""
-        numel = self._source.size
+        numel = self._source.numel()
         chunk = chunk_elements(members, numel, limit=self._limit)
         self._schedule = make_schedule(members, index, numel, chunk=chunk)
         self.num_sends, self.num_receives = len(self._schedule.sends), len(self._schedule.receives)
-        self._source_bytes, self._out_bytes = bytes_of(self._source), bytes_of(self._out)
-        self._scratch: Scratch | None = None
+        self._source_elements, self._out_elements = elements_of(self._source), elements_of(self._out)
+        self._source_bytes, self._out_bytes = bytes_of(self._source_elements), bytes_of(self._out_elements)
         if members == 1:
-            self._out[:] = self._source
-
-    def use(self, scratch: Scratch) -> None:
-        """Receive what is to be added into this memory."""
-        self._scratch = scratch
+            self._out_elements[:] = self._source_elements
 
     def size(self, position: int) -> int:
         """Return the bytes of a receive."""
         transfer = self._schedule.receives[position]
-        return (transfer.stop - transfer.start) * _ITEM
+        return (transfer.stop - transfer.start) * self._item
 
-    def _header(self, number: int, chunk: int, length: int) -> Header:
-        return Header(
-            kind=Kind.REDUCE,
-            epoch=self._epoch,
-            number=self._step,
-            bucket=self._bucket,
-            round=number,
-            chunk=chunk,
-            length=length,
-        )
+    def _header(self, transfer: Transfer) -> Header:
+        length = (transfer.stop - transfer.start) * self._item
+        return Header(Kind.REDUCE, self._epoch, self._step, self._bucket, transfer.round, transfer.chunk, length)
 
-    def outgoing(self, position: int, *, received: int) -> tuple[Header, memoryview] | None:
+    def outgoing(self, position: int, *, received: int, buffer: WireBuffer | None) -> tuple[Header, memoryview] | None:
         """Return a chunk of the source, then what receives have left in ``out``."""
         if not self._schedule.may_send(position, received=received):
             return None
         transfer = self._schedule.sends[position]
-        data = self._source_bytes if position < self._schedule.lead else self._out_bytes
-        payload = data[transfer.start * _ITEM : transfer.stop * _ITEM]
-        return self._header(transfer.round, transfer.chunk, len(payload)), payload
+        start, stop, own = transfer.start, transfer.stop, position < self._schedule.lead
+        if buffer is not None:
+            payload = buffer.put((self._source if own else self._out)[start:stop])
+        else:
+            payload = (self._source_bytes if own else self._out_bytes)[start * self._item : stop * self._item]
+        return self._header(transfer), payload
 
-    def incoming(self, position: int, header: Header) -> Sink:
+    def incoming(self, position: int, header: Header, *, buffer: WireBuffer | None) -> Sink:
         """Return where a chunk is added or kept."""
         transfer = self._schedule.receives[position]
+        _must_be(self._header(transfer), header)
         start, stop = transfer.start, transfer.stop
-        _must_be(self._header(transfer.round, transfer.chunk, (stop - start) * _ITEM), header)
+        if buffer is not None:
+            source = self._source[start:stop] if transfer.adds else None
+            return ConvertingSink(buffer, self._out[start:stop], source=source, final=transfer.final)
         if not transfer.adds:
-            return DirectSink(self._out_bytes[start * _ITEM : stop * _ITEM])
-        assert self._scratch is not None
-        return AddingSink(self._scratch, self._source, self._out, start, stop)
+            return DirectSink(self._out_bytes[start * self._item : stop * self._item])
+        return AddingSink(self._source_elements[start:stop], self._out_elements[start:stop])
 
     def succeed(self) -> None:
         """Give ``out`` back."""
@@ -174,16 +172,16 @@ class AllGather:
         return LARGEST_PAYLOAD
 
     def _header(self, number: int, length: int) -> Header:
-        return Header(kind=Kind.GATHER, epoch=self._epoch, number=self._step, round=number, length=length)
+        return Header(Kind.GATHER, self._epoch, self._step, round=number, length=length)
 
-    def outgoing(self, position: int, *, received: int) -> tuple[Header, memoryview] | None:
+    def outgoing(self, position: int, *, received: int, buffer: WireBuffer | None) -> tuple[Header, memoryview] | None:
         """Return our payload, then those that came from the left."""
         if position > received:
             return None
         block = self._blocks[(self._index - position) % self._members]
         return self._header(position, len(block)), memoryview(block)
 
-    def incoming(self, position: int, header: Header) -> Sink:
+    def incoming(self, position: int, header: Header, *, buffer: WireBuffer | None) -> Sink:
         """Return a new buffer for a payload."""
         _must_be(self._header(position, min(header.length, LARGEST_PAYLOAD)), header)
         block = self._blocks[(self._index - position - 1) % self._members] = bytearray(header.length)

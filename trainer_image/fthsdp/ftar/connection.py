@@ -37,10 +37,14 @@ class Connection:
         """The peer said goodbye."""
         self.interest = selectors.EVENT_READ
         """What the progress loop waits for."""
+        self.full = False
+        """The socket took not all of what was sent last; the progress loop says when it takes more."""
         self.on_header: Callable[[Header], Sink | None] = _refuse_payload
         self.on_frame: Callable[[Header], None] = lambda header: None
         self._control: deque[bytes] = deque()
-        self._outgoing: list[memoryview] = []
+        self._outgoing: list[bytes | memoryview] = []
+        self._left = 0
+        """Bytes of ``_outgoing``."""
         self._head = bytearray(HEADER_BYTES)
         self._head_room = memoryview(self._head)
         self._header: Header | None = None
@@ -76,57 +80,83 @@ class Connection:
 
     def begin_frame(self, header: Header, payload: memoryview) -> None:
         """Make this the frame that ``flush`` sends; only when idle."""
-        self._outgoing = [memoryview(header.encode()), payload]
+        self._outgoing = [header.encode(), payload]
+        self._left = HEADER_BYTES + len(payload)
 
     def flush(self, now: float) -> bool:
         """Send what the socket takes; True when all of it is gone. Raises ConnectionLost."""
-        while self._outgoing or self._control:
+        while not self.full and (self._outgoing or self._control):
             if not self._outgoing:
-                self._outgoing = [memoryview(b"".join(self._control))]
+                self._outgoing = [b"".join(self._control)]
+                self._left = len(self._outgoing[0])
                 self._control.clear()
-            try:
-                sent = self.sock.sendmsg(self._outgoing)
-            except BlockingIOError:
-                return False
-            except OSError as error:
-                raise ConnectionLost(f"{error.strerror or error} while sending") from error
-            self.spoke = now
-            self._drop(sent)
-        if self._ending and not self._ended:
+            self._send_once(now)
+        if self._ending and not self._ended and not self.full:
             self._ended = True
             with contextlib.suppress(OSError):
                 self.sock.shutdown(socket.SHUT_WR)
-        return True
+        return not self.full
 
-    def _drop(self, sent: int) -> None:
-        while self._outgoing and sent >= len(self._outgoing[0]):
+    def _send_once(self, now: float) -> None:
+        try:
+            sent = self.sock.sendmsg(self._outgoing)
+        except BlockingIOError:
+            self.full = True
+            return
+        except OSError as error:
+            raise ConnectionLost(f"{error.strerror or error} while sending") from error
+        self.spoke = now
+        self._left -= sent
+        if not self._left:
+            self._outgoing.clear()
+            return
+        self.full = True
+        while sent >= len(self._outgoing[0]):
             sent -= len(self._outgoing.pop(0))
-        if sent:
-            self._outgoing[0] = self._outgoing[0][sent:]
+        self._outgoing[0] = memoryview(self._outgoing[0])[sent:]
 
     # --- in ---
 
     def receive(self, now: float) -> bool:
-        """Read once; False when nothing was there. Raises ConnectionLost at the end, WireError on nonsense."""
-        room = self._head_room if self._sink is None else self._sink.room()
+        """Read once; whether more is likely to be there. Raises ConnectionLost at the end, WireError on nonsense."""
+        if self._sink is None and not self._fill_header(now):
+            return False
+        # Behind a header its payload is most likely there as well.
+        return self._sink is None or self._fill_sink(self._sink, now)
+
+    def _fill_header(self, now: float) -> bool:
+        wanted = len(self._head_room)
+        count = self._receive_into(self._head_room, now)
+        self._head_room = self._head_room[count:]
+        if count == wanted:
+            self._read_header()
+        return count == wanted
+
+    def _fill_sink(self, sink: Sink, now: float) -> bool:
+        room = sink.room()
+        count = self._receive_into(room, now)
+        if count:
+            sink.filled(count)
+        self._finish_if_complete(sink)
+        return count == len(room)
+
+    def _receive_into(self, room: memoryview, now: float) -> int:
         try:
             count = self.sock.recv_into(room)
         except BlockingIOError:
-            return False
+            return 0
         except OSError as error:
             raise ConnectionLost(f"{error.strerror or error} while receiving") from error
         if not count:
             raise ConnectionLost("it closed the connection")
         self.heard = now
-        if self._sink is None:
-            self._head_room = self._head_room[count:]
-            if not self._head_room:
-                self._read_header()
-        else:
-            self._sink.filled(count)
-        if self._header is not None and (self._sink is None or not self._sink.room()):
-            self._finish_frame(self._header)
-        return True
+        return count
+
+    def _finish_if_complete(self, sink: Sink | None) -> None:
+        if self._header is not None and (sink is None or not sink.room()):
+            header, self._header, self._sink = self._header, None, None
+            self.departed = self.departed or header.kind is Kind.GOODBYE
+            self.on_frame(header)
 
     def _read_header(self) -> None:
         self._head_room = memoryview(self._head)
@@ -138,11 +168,7 @@ class Connection:
         elif header.length:
             raise WireError(f"sent '{header}' with {header.length} bytes of payload")
         self._header = header
-
-    def _finish_frame(self, header: Header) -> None:
-        self._header = self._sink = None
-        self.departed = self.departed or header.kind is Kind.GOODBYE
-        self.on_frame(header)
+        self._finish_if_complete(self._sink)
 
     def close(self) -> None:
         """Close the socket at once; again is fine."""

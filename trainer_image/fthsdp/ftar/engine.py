@@ -22,8 +22,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
 
 from fthsdp.endpoint import Endpoint
 from fthsdp.environment import Identity
@@ -31,7 +31,9 @@ from fthsdp.errors import NotReady, Refused, RingBroken, WireError
 from fthsdp.ftar.collective import AllGather, AllReduce, Collective, Work
 from fthsdp.ftar.connection import Connection
 from fthsdp.ftar.dial import Dial
+from fthsdp.ftar.early import EarlyDials
 from fthsdp.ftar.frames import LARGEST_PAYLOAD, Header, Kind
+from fthsdp.ftar.hello import RailHello, judge_neighbour, judge_stranger
 from fthsdp.ftar.reduce import check_pair
 from fthsdp.ftar.ring import RailMember, Ring, RingState
 from fthsdp.ftar.settings import FtarSettings
@@ -42,23 +44,8 @@ __all__ = ["Engine"]
 _log = logging.getLogger(__name__)
 
 PURPOSE = "rail"
-MOST_WAITING = 64
-"""Dials for epochs that we have not heard of yet. A handful of replicas and epochs at most are under way at a time."""
-
-
-class _RailHello(BaseModel):
-    """What a neighbour says of itself when it dials."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
-
-    epoch: int
-    replica: int
-    attempt: int
-    rank: int
-    to: int
-    """Replica that it means to reach."""
-    to_attempt: int
-    chunk_bytes: int
+_READS = 8
+"""Pieces that are read from one connection before the others get their turn."""
 
 
 class Engine:
@@ -96,10 +83,10 @@ class Engine:
         self._rings: dict[int, Ring] = {}
         self._deadlines: dict[int, float] = {}
         """When a connecting ring has to be connected, or a leaving one is closed anyway."""
-        self._dials: dict[int, Dial] = {}
+        self._dials: dict[tuple[int, int], Dial] = {}
+        """Connections in the making, by epoch and stream."""
         self._old_dials: list[Dial] = []
-        self._waiting: dict[tuple[int, int], Connection] = {}
-        """Dials for epochs that we have not heard of, by epoch and replica."""
+        self._early = EarlyDials(settings.streams)
         self._owners: dict[Connection, Ring] = {}
         self._selector = selectors.DefaultSelector()
         self._waker, self._wake = socket.socketpair()
@@ -108,7 +95,7 @@ class Engine:
         self._selector.register(self._waker, selectors.EVENT_READ, None)
         self._stopped = False
         self._close_by: float | None = None
-        self._thread = threading.Thread(target=self._run, name="fthsdp-ftar", daemon=True)
+        self._thread = threading.Thread(target=self._work, name="fthsdp-ftar", daemon=True)
         self._thread.start()
         endpoint.serve(PURPOSE, self._accepted, judge=self._judge)
 
@@ -164,7 +151,7 @@ class Engine:
         with self._lock:
             epoch = self._active_epoch()
             collective = AllReduce(
-                epoch=epoch, step=step, bucket=bucket, source=source, out=out, chunk_bytes=self._settings.chunk_bytes
+                epoch=epoch, step=step, bucket=bucket, source=source, out=out, settings=self._settings
             )
             self._request(partial(self._submit, epoch, collective))
         return collective.work
@@ -216,19 +203,8 @@ class Engine:
     # --- who may connect (in threads of the endpoint) -----------------------------------------------------------------
 
     def _judge(self, hello: Json) -> None:
-        try:
-            who = _RailHello.model_validate(hello)
-        except ValidationError as error:
-            raise Refused(f"not the hello of a rail: {error.errors(include_url=False)[0]['loc']}") from error
-        me = self._identity
-        if who.rank != me.rank:
-            raise Refused(f"rank {who.rank} dialled rail {me.rank}: only the same rank of other replicas belongs here")
-        if (who.to, who.to_attempt) != (me.replica, me.attempt):
-            raise Refused(
-                f"this is replica {me.replica} attempt {me.attempt}, not replica {who.to} attempt {who.to_attempt}"
-            )
-        if who.chunk_bytes != self._settings.chunk_bytes:
-            raise Refused(f"chunk_bytes is {self._settings.chunk_bytes} here, not {who.chunk_bytes}: use one value")
+        who = RailHello.read(hello)
+        judge_stranger(who, self._identity, self._settings)
         with self._lock:
             try:
                 self._refuse_gone(who.epoch)
@@ -236,21 +212,12 @@ class Engine:
                 raise Refused(str(error)) from error
             line = self._lines.get(who.epoch)
         if line is not None:
-            self._judge_neighbour(who, line)
-
-    def _judge_neighbour(self, who: _RailHello, line: tuple[RailMember, ...]) -> None:
-        index = next(i for i, member in enumerate(line) if member.replica == self._identity.replica)
-        left = line[index - 1]
-        if (who.replica, who.attempt) != (left.replica, left.attempt):
-            raise Refused(
-                f"epoch {who.epoch}: replica {left.replica} attempt {left.attempt} comes before this one in the ring,"
-                f" not replica {who.replica} attempt {who.attempt}"
-            )
+            judge_neighbour(who, self._identity, line)
 
     def _accepted(self, sock: socket.socket, hello: Json) -> None:
         with self._lock:
             if not self._closing:
-                self._request(partial(self._arrived, sock, _RailHello.model_validate(hello)))
+                self._request(partial(self._arrived, sock, RailHello.read(hello)))
                 return
         sock.close()
 
@@ -260,34 +227,29 @@ class Engine:
         ring = self._rings[epoch] = Ring(epoch=epoch, members=line, index=index, settings=self._settings)
         self._deadlines[epoch] = time.monotonic() + self._settings.connect_timeout
         if len(line) > 1:
-            right, me = ring.right_member, self._identity
-            details = {
-                "epoch": epoch,
-                "replica": me.replica,
-                "attempt": me.attempt,
-                "rank": me.rank,
-                "to": right.replica,
-                "to_attempt": right.attempt,
-                "chunk_bytes": self._settings.chunk_bytes,
-            }
-            self._dials[epoch] = Dial(
-                right.address,
-                self._key,
-                job=me.job,
-                details=details,
-                timeout=self._settings.connect_timeout,
-                on_done=lambda result: self._dialled(epoch, result),
-            )
-        self._attach_waiting(ring)
+            for stream in range(self._settings.streams):
+                self._dials[epoch, stream] = self._dial(ring, stream)
+        self._attach_early(ring)
         self._check_connected(ring)
 
-    def _dialled(self, epoch: int, result: socket.socket | WireError) -> None:
+    def _dial(self, ring: Ring, stream: int) -> Dial:
+        right = ring.right_member
+        return Dial(
+            right.address,
+            self._key,
+            job=self._identity.job,
+            details=RailHello.to_neighbour(right, self._identity, self._settings, epoch=ring.epoch, stream=stream),
+            timeout=self._settings.connect_timeout,
+            on_done=partial(self._dialled, ring.epoch, stream),
+        )
+
+    def _dialled(self, epoch: int, stream: int, result: socket.socket | WireError) -> None:
         # In the dialling thread.
         with self._lock:
-            self._request(partial(self._dial_done, epoch, result))
+            self._request(partial(self._dial_done, epoch, stream, result))
 
-    def _dial_done(self, epoch: int, result: socket.socket | WireError) -> None:
-        dial = self._dials.pop(epoch, None)
+    def _dial_done(self, epoch: int, stream: int, result: socket.socket | WireError) -> None:
+        dial = self._dials.pop((epoch, stream), None)
         if dial is not None:
             self._old_dials.append(dial)
         ring = self._rings.get(epoch)
@@ -298,37 +260,30 @@ class Engine:
             right = ring.right_member
             connection = self._adopt(result, (right.replica, right.attempt), epoch)
             self._owners[connection] = ring
-            ring.attach_right(connection)
+            ring.attach_right(stream, connection)
             self._check_connected(ring)
         else:
             self._break(ring, ring.broken_by(ring.right_member, f"cannot be reached: {result}"))
 
-    def _arrived(self, sock: socket.socket, who: _RailHello) -> None:
+    def _arrived(self, sock: socket.socket, who: RailHello) -> None:
         ring = self._rings.get(who.epoch)
         unwanted = ring is None and (who.epoch <= self._cancelled or who.epoch < self._active)
-        if unwanted or (ring is not None and (ring.state is not RingState.CONNECTING or ring.left is not None)):
+        if unwanted or (ring is not None and not ring.awaits_left(who.stream)):
             sock.close()
             return
-        older = self._waiting.pop((who.epoch, who.replica), None)
-        if older is not None:
-            self._drop(older)
-        if len(self._waiting) >= MOST_WAITING:
-            self._drop(self._waiting.pop(next(iter(self._waiting))))
         connection = self._adopt(sock, (who.replica, who.attempt), who.epoch)
-        self._waiting[who.epoch, who.replica] = connection
+        for given_up in self._early.add(who.stream, connection):
+            self._drop(given_up)
         if ring is not None:
-            self._attach_waiting(ring)
+            self._attach_early(ring)
             self._check_connected(ring)
 
-    def _attach_waiting(self, ring: Ring) -> None:
+    def _attach_early(self, ring: Ring) -> None:
         left = ring.left_member
-        for (epoch, replica), connection in list(self._waiting.items()):
-            if epoch != ring.epoch:
-                continue
-            del self._waiting[epoch, replica]
+        for stream, connection in self._early.take(ring.epoch):
             if connection.peer == (left.replica, left.attempt) and len(ring.members) > 1:
                 self._owners[connection] = ring
-                ring.attach_left(connection)
+                ring.attach_left(stream, connection)
             else:
                 self._drop(connection)
 
@@ -363,8 +318,8 @@ class Engine:
         self._forget(lambda number: number <= up_to)
 
     def _forget(self, gone: Callable[[int], bool]) -> None:
-        for key in [key for key in self._waiting if gone(key[0])]:
-            self._drop(self._waiting.pop(key))
+        for connection in self._early.forget(gone):
+            self._drop(connection)
 
     def _begin_close(self, deadline: float) -> None:
         self._close_by = deadline
@@ -397,10 +352,9 @@ class Engine:
     def _close_ring(self, ring: Ring, error: RingBroken, *, forget: bool = True) -> None:
         # A broken ring stays known until it is cancelled or superseded: what is submitted to it fails with its error.
         self._deadlines.pop(ring.epoch, None)
-        dial = self._dials.pop(ring.epoch, None)
-        if dial is not None:
-            dial.cancel()
-            self._old_dials.append(dial)
+        for key in [key for key in self._dials if key[0] == ring.epoch]:
+            self._dials[key].cancel()
+            self._old_dials.append(self._dials.pop(key))
         for connection in [c for c, owner in self._owners.items() if owner is ring]:
             self._drop(connection)
         ring.close(error)
@@ -410,19 +364,34 @@ class Engine:
     def _read(self, connection: Connection, now: float) -> None:
         ring = self._owners.get(connection)
         try:
-            connection.receive(now)
+            self._read_pieces(connection, ring, now)
         except WireError as error:
             if ring is None:
-                self._waiting = {key: c for key, c in self._waiting.items() if c is not connection}
+                self._early.remove(connection)
                 self._drop(connection)
             elif ring.state is RingState.LEAVING:
                 self._drop(connection)
             else:
                 self._break(ring, ring.broken_by(ring.peer_of(connection), str(error)))
             return
+        except RingBroken as error:
+            assert ring is not None
+            self._break(ring, error)
+            return
         if connection.departed:
             # Its goodbye was the last thing that it sent, and it needs nothing more of us.
             self._drop(connection)
+
+    def _read_pieces(self, connection: Connection, ring: Ring | None, now: float) -> None:
+        for _ in range(_READS):
+            more = connection.receive(now)
+            if connection.departed:
+                return
+            if ring is not None:
+                # What has come goes on while it is in the processor's cache.
+                ring.send_on(now)
+            if not more:
+                return
 
     def _call(self, callback: Callable[..., None], *args: Any) -> None:
         try:
@@ -431,6 +400,11 @@ class Engine:
             _log.exception("a callback of the rail's engine failed")
 
     # --- the progress thread: its loop --------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        # Infinities and NaNs travel like any number; whether they may occur is not for a sum to say.
+        with np.errstate(all="ignore"):
+            self._run()
 
     def _run(self) -> None:
         try:
@@ -458,14 +432,17 @@ class Engine:
             if key.data is None:
                 with contextlib.suppress(BlockingIOError):
                     self._waker.recv(4096)
-            elif mask & selectors.EVENT_READ:
+                continue
+            if mask & selectors.EVENT_WRITE:
+                key.data.full = False
+            if mask & selectors.EVENT_READ:
                 self._read(key.data, now)
         while self._requests:
             self._requests.popleft()()
         for ring in list(self._rings.values()):
             self._pump(ring, now)
-        for connection in self._waiting.values():
-            self._flush_waiting(connection, now)
+        for connection in self._early:
+            self._flush_early(connection, now)
 
     def _pump(self, ring: Ring, now: float) -> None:
         try:
@@ -475,7 +452,7 @@ class Engine:
         for connection in ring.connections:
             self._set_interest(connection)
 
-    def _flush_waiting(self, connection: Connection, now: float) -> None:
+    def _flush_early(self, connection: Connection, now: float) -> None:
         # When this fails, reading fails as well and drops it.
         with contextlib.suppress(WireError):
             connection.flush(now)
@@ -488,11 +465,11 @@ class Engine:
 
     def _forgive(self, gap: float) -> None:
         if gap > self._settings.keepalive_interval:
-            for connection in (*self._owners, *self._waiting.values()):
+            for connection in (*self._owners, *self._early):
                 connection.heard += gap
 
     def _look_at_clock(self, now: float) -> None:
-        for connection in (*self._owners, *self._waiting.values()):
+        for connection in (*self._owners, *self._early):
             if now - connection.spoke >= self._settings.keepalive_interval and not connection.wants_write:
                 connection.say(Header(kind=Kind.ALIVE, epoch=connection.epoch))
         for ring in list(self._rings.values()):

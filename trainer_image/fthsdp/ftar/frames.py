@@ -8,8 +8,8 @@ with what it has to be and a difference breaks the ring by name.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 from fthsdp.errors import WireError
 
@@ -37,9 +37,11 @@ class Kind(IntEnum):
     """The sender has finished everything that it began and sends nothing more."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Header:
-    """One header, decoded."""
+_KINDS = {int(kind): kind for kind in Kind}
+
+
+class Header(NamedTuple):
+    """One header, decoded. A tuple, because one is made and compared for each frame in the progress loop."""
 
     kind: Kind
     epoch: int
@@ -61,9 +63,9 @@ class Header:
     def decode(cls, data: bytes | bytearray) -> Header:
         """Read a header; raises WireError when it is none."""
         magic, kind, number, chunk, bucket, epoch, length, step = _LAYOUT.unpack(data)
-        if magic != _MAGIC or kind not in Kind.__members__.values():
+        if magic != _MAGIC or kind not in _KINDS:
             raise WireError(f"{bytes(data[:8])!r} does not start a frame of a rail")
-        return cls(kind=Kind(kind), epoch=epoch, number=step, bucket=bucket, round=number, chunk=chunk, length=length)
+        return cls(_KINDS[kind], epoch, step, bucket, number, chunk, length)
 
     def __str__(self) -> str:
         if self.kind not in (Kind.REDUCE, Kind.GATHER):

@@ -1,12 +1,13 @@
 """One rail of one epoch as one member sees it: a connection to either neighbour and the collectives in line.
 
-We dial our right neighbour and send chunks to it; our left one dials us. Against the stream only credits, keep-alives
-and goodbyes travel. Collectives begin in the order in which they were submitted and their frames travel in that order,
-so each side knows which frame is next. A ring is driven by one thread and knows no locks.
+We dial our right neighbour and send chunks to it; our left one dials us, with as many connections as there are streams.
+Against the stream only credits, keep-alives and goodbyes travel. Collectives begin in the order in which they were
+submitted and their frames are dealt over the streams in that order, so each side knows which frame is next on each. A
+ring is driven by one thread and knows no locks.
 
-A connection that fails fails the ring: all its sockets are closed at once, so that the neighbours see it in turn and
-the break runs round the ring without any timeout. A neighbour that said goodbye first has finished all that it began;
-it is missed only when a collective still needs it.
+A connection that fails fails the ring, one of several streams too: all its sockets are closed at once, so that the
+neighbours see it in turn and the break runs round the ring without any timeout. A neighbour that said goodbye first has
+finished all that it began; it is missed only when a collective still needs it.
 """
 
 from __future__ import annotations
@@ -17,10 +18,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from fthsdp.errors import FthsdpError, RingBroken, WireError
-from fthsdp.ftar.collective import AllReduce, Collective
+from fthsdp.ftar.collective import Collective
 from fthsdp.ftar.connection import Connection
-from fthsdp.ftar.frames import Header, Kind
-from fthsdp.ftar.reduce import Scratch, Sink
+from fthsdp.ftar.lanes import Inlet, InLine, Outlet
 from fthsdp.ftar.settings import FtarSettings
 
 __all__ = ["RailMember", "Ring", "RingState"]
@@ -46,15 +46,6 @@ class RingState(StrEnum):
     CLOSED = "closed"
 
 
-@dataclass(slots=True, eq=False)
-class _InLine:
-    """A collective and how many of its frames are through."""
-
-    collective: Collective
-    sent: int = 0
-    received: int = 0
-
-
 class Ring:
     """Sends, receives and counts for the collectives of one epoch."""
 
@@ -65,26 +56,11 @@ class Ring:
         self.state = RingState.CONNECTING
         self.error: FthsdpError | None = None
         """Why it is closed."""
-        self.left: Connection | None = None
-        self.right: Connection | None = None
-        self._settings = settings
-        self._scratch: Scratch | None = None
-        self._sending: deque[_InLine] = deque()
-        """Submitted and not sent completely."""
-        self._receiving: deque[_InLine] = deque()
-        """Submitted and not received completely."""
-        self._unfinished: deque[_InLine] = deque()
-        self._on_the_wire: _InLine | None = None
-        """Whose frame was begun last."""
-        self._sent = self._allowed = 0
-        """Frames since the connection began: sent to the right, and what it has given credit for."""
-        self._told = 0
-        """Frames that we have given the left credit for."""
-        self._granted: deque[int] = deque()
-        """Sizes of frames that may come."""
-        self._ungranted: deque[int] = deque()
-        """Sizes of frames that we wait for without having given credit yet."""
-        self._granted_bytes = 0
+        self._inlets = [Inlet(settings) for _ in range(settings.streams)]
+        self._outlets = [Outlet(settings) for _ in range(settings.streams)]
+        self._dealt_out = self._dealt_in = 0
+        """Frames so far: the next one belongs to this stream, counted round."""
+        self._unfinished: deque[InLine] = deque()
 
     # --- neighbours ---
 
@@ -99,33 +75,35 @@ class Ring:
         return self.members[(self.index + 1) % len(self.members)]
 
     @property
-    def connections(self) -> tuple[Connection, ...]:
+    def connections(self) -> list[Connection]:
         """Those that are open."""
-        return tuple(c for c in (self.left, self.right) if c is not None and not c.departed)
+        lanes = (*self._inlets, *self._outlets)
+        return [lane.connection for lane in lanes if lane.connection is not None and not lane.connection.departed]
 
     @property
     def idle(self) -> bool:
         """Whether no collective is under way."""
         return not self._unfinished
 
-    def attach_left(self, connection: Connection) -> None:
-        """The left neighbour has dialled us."""
-        connection.on_header, connection.on_frame = self._place, self._from_left
-        self.left = connection
-        self._grant()
+    def awaits_left(self, stream: int) -> bool:
+        """Whether the left neighbour has not dialled us for this stream yet."""
+        return self.state is RingState.CONNECTING and self._inlets[stream].connection is None
 
-    def attach_right(self, connection: Connection) -> None:
+    def attach_left(self, stream: int, connection: Connection) -> None:
+        """The left neighbour has dialled us."""
+        self._inlets[stream].attach(connection)
+
+    def attach_right(self, stream: int, connection: Connection) -> None:
         """We have dialled the right neighbour."""
-        connection.on_frame = self._from_right
-        self.right = connection
+        self._outlets[stream].attach(connection)
 
     def missing(self) -> RailMember | None:
-        """Return a neighbour that is not connected yet."""
+        """Return a neighbour that is not connected yet, on all streams."""
         if len(self.members) == 1:
             return None
-        if self.right is None:
+        if any(outlet.connection is None for outlet in self._outlets):
             return self.right_member
-        return self.left_member if self.left is None else None
+        return self.left_member if any(inlet.connection is None for inlet in self._inlets) else None
 
     # --- collectives ---
 
@@ -135,101 +113,48 @@ class Ring:
             collective.fail(self.error)
             return
         collective.begin(len(self.members), self.index)
-        if isinstance(collective, AllReduce):
-            self._scratch = self._scratch or Scratch()
-            collective.use(self._scratch)
-        entry = _InLine(collective)
+        entry = InLine(collective)
         self._unfinished.append(entry)
-        if collective.num_sends:
-            self._sending.append(entry)
-        if collective.num_receives:
-            self._receiving.append(entry)
-        self._ungranted.extend(map(collective.size, range(collective.num_receives)))
-        self._grant()
+        streams = len(self._outlets)
+        for position in range(collective.num_sends):
+            self._outlets[(self._dealt_out + position) % streams].due.append((entry, position))
+        for position in range(collective.num_receives):
+            self._inlets[(self._dealt_in + position) % streams].await_frame(entry, position)
+        self._dealt_out += collective.num_sends
+        self._dealt_in += collective.num_receives
+        for inlet in self._inlets:
+            inlet.grant()
         self._finish_done()
 
+    def send_on(self, now: float) -> None:
+        """Send what can be sent to the right neighbour; raises RingBroken."""
+        try:
+            for outlet in self._outlets:
+                outlet.pump(now)
+        except WireError as error:
+            raise self.broken_by(self.right_member, str(error)) from error
+
     def pump(self, now: float) -> None:
-        """Send what can be sent; raises RingBroken."""
-        for connection in self.connections:
-            try:
-                while connection.flush(now) and connection is self.right and self._begin_next(connection):
-                    pass
-            except WireError as error:
-                raise self.broken_by(self.peer_of(connection), str(error)) from error
+        """Send what can be sent, end what is through, and miss who is gone; raises RingBroken."""
+        self.send_on(now)
+        try:
+            for inlet in self._inlets:
+                inlet.pump(now)
+        except WireError as error:
+            raise self.broken_by(self.left_member, str(error)) from error
         self._finish_done()
         self._miss_departed()
 
-    def _begin_next(self, right: Connection) -> bool:
-        if not self._sending or self._sent >= self._allowed:
-            return False
-        entry = self._sending[0]
-        frame = entry.collective.outgoing(entry.sent, received=entry.received)
-        if frame is None:
-            return False
-        right.begin_frame(*frame)
-        self._on_the_wire = entry
-        self._sent += 1
-        entry.sent += 1
-        if entry.sent == entry.collective.num_sends:
-            self._sending.popleft()
-        return True
-
     def _finish_done(self) -> None:
-        while self._unfinished and self._is_done(self._unfinished[0]):
+        while self._unfinished and self._unfinished[0].done:
             self._unfinished.popleft().collective.succeed()
-
-    def _is_done(self, entry: _InLine) -> bool:
-        # Its last frame has to be with the kernel before its tensors are given back.
-        if entry is self._on_the_wire and self.right is not None and not self.right.idle:
-            return False
-        return entry.sent == entry.collective.num_sends and entry.received == entry.collective.num_receives
-
-    # --- frames ---
-
-    def _place(self, header: Header) -> Sink:
-        if not self._granted:
-            raise WireError(f"sent '{header}' without credit")
-        entry = self._receiving[0]
-        return entry.collective.incoming(entry.received, header)
-
-    def _from_left(self, header: Header) -> None:
-        if header.kind is Kind.CREDIT:
-            raise WireError("gave credit against the stream")
-        if header.kind not in (Kind.REDUCE, Kind.GATHER):
-            return
-        self._granted_bytes -= self._granted.popleft()
-        entry = self._receiving[0]
-        entry.received += 1
-        if entry.received == entry.collective.num_receives:
-            self._receiving.popleft()
-        self._grant()
-
-    def _from_right(self, header: Header) -> None:
-        if header.kind is not Kind.CREDIT:
-            return
-        if header.number < self._allowed:
-            raise WireError(f"took credit back: {header.number} after {self._allowed}")
-        self._allowed = header.number
-
-    def _grant(self) -> None:
-        if self.left is None:
-            return
-        window = self._settings.window * self._settings.chunk_bytes
-        told = self._told
-        while self._ungranted and (not self._granted or self._granted_bytes + self._ungranted[0] <= window):
-            self._granted.append(self._ungranted.popleft())
-            self._granted_bytes += self._granted[-1]
-            self._told += 1
-        if self._told > told:
-            self.left.say(Header(kind=Kind.CREDIT, epoch=self.epoch, number=self._told))
 
     # --- the end ---
 
     def _miss_departed(self) -> None:
-        if self._receiving and self.left is not None and self.left.departed:
-            raise self.broken_by(self.left_member, "it left while a collective still needed it")
-        if self._sending and self.right is not None and self.right.departed:
-            raise self.broken_by(self.right_member, "it left while a collective still needed it")
+        for lanes, member in ((self._inlets, self.left_member), (self._outlets, self.right_member)):
+            if any(lane.missed for lane in lanes):
+                raise self.broken_by(member, "it left while a collective still needed it")
 
     def broken_by(self, member: RailMember, reason: str) -> RingBroken:
         """Return the error that names a neighbour."""
@@ -237,7 +162,7 @@ class Ring:
 
     def peer_of(self, connection: Connection) -> RailMember:
         """Return the neighbour on the other side."""
-        return self.left_member if connection is self.left else self.right_member
+        return self.left_member if any(c.connection is connection for c in self._inlets) else self.right_member
 
     def leave(self) -> None:
         """Say goodbye; only when idle."""
@@ -251,12 +176,8 @@ class Ring:
         """Close everything at once; what is under way fails with ``error``."""
         self.state = RingState.CLOSED
         self.error = self.error or error
-        for connection in (self.left, self.right):
-            if connection is not None:
-                connection.close()
-        self.left = self.right = None
+        for lane in (*self._inlets, *self._outlets):
+            lane.close()
         unfinished, self._unfinished = self._unfinished, deque()
-        self._sending.clear()
-        self._receiving.clear()
         for entry in unfinished:
             entry.collective.fail(error)

@@ -13,12 +13,12 @@ has the total, and all others receive those bits: every member ends with the sam
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 __all__ = ["Schedule", "Transfer", "chunk_elements", "make_schedule"]
 
 CHUNKS_PER_SEGMENT = 4
-"""Aim. More let rounds overlap better, but each costs a header and two turns of the progress loop: at 32 MB and three
-members 8 took a quarter more processor time than 4."""
+"""Aim where segments are small: with fewer, a round waits too long for the one before."""
 SMALLEST_CHUNK = 64 << 10
 """Elements (256 KiB of fp32). Below that the fixed cost of a chunk is larger than what overlapping wins."""
 
@@ -33,6 +33,8 @@ class Transfer:
     stop: int
     adds: bool
     """True in the reduce-scatter: the receiver adds its own elements. False: it keeps what arrives."""
+    final: bool
+    """What the receiver has then are totals: in the last round of the reduce-scatter and in the all-gather."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,40 +58,34 @@ def chunk_elements(members: int, numel: int, *, limit: int) -> int:
     return min(limit, max(SMALLEST_CHUNK, -(-segment // CHUNKS_PER_SEGMENT)))
 
 
+@lru_cache(maxsize=128)
 def make_schedule(members: int, index: int, numel: int, *, chunk: int) -> Schedule:
     """Return the transfers of the member at ``index`` for ``numel`` elements in chunks of at most ``chunk`` elements.
 
-    Empty segments are not sent. Raises ValueError when an argument is out of range.
+    Empty segments are not sent. Kept for the next call: a job reduces the same few buckets in every step. Raises
+    ValueError when an argument is out of range.
     """
     if members < 1 or not 0 <= index < members or numel < 0 or chunk < 1:
         raise ValueError(f"no schedule for member {index} of {members} with {numel} elements in chunks of {chunk}")
-    rounds = range(2 * (members - 1))
-    adding = members - 1
-    own = _cut(members, index, numel, chunk=chunk, number=0, adds=adding > 0) if members > 1 else ()
+    own = _cut(members, index, numel, chunk=chunk, number=0) if members > 1 else ()
     receives: list[Transfer] = []
-    for number in rounds:
+    for number in range(2 * (members - 1)):
         # Reduce-scatter goes backwards from the left neighbour's own segment; the all-gather starts at that
         # neighbour's finished one, which is ours by index, and goes on backwards.
-        segment = index - number - 1 if number < adding else index - (number - adding)
-        receives += _cut(members, segment % members, numel, chunk=chunk, number=number, adds=number < adding)
-    last = max(rounds, default=0)
-    passed_on = [_next_round(transfer, adding) for transfer in receives if transfer.round < last]
+        segment = index - number - 1 if number < members - 1 else index - (number - (members - 1))
+        receives += _cut(members, segment % members, numel, chunk=chunk, number=number)
+    passed_on = [_at(members, t.round + 1, t.chunk, t.start, t.stop) for t in receives if t.round + 1 < 2 * members - 2]
     return Schedule(sends=(*own, *passed_on), receives=tuple(receives), lead=len(own))
 
 
-def _cut(members: int, segment: int, numel: int, *, chunk: int, number: int, adds: bool) -> tuple[Transfer, ...]:
+def _cut(members: int, segment: int, numel: int, *, chunk: int, number: int) -> tuple[Transfer, ...]:
     first, end = segment * numel // members, (segment + 1) * numel // members
     return tuple(
-        Transfer(round=number, chunk=position, start=start, stop=min(start + chunk, end), adds=adds)
+        _at(members, number, position, start, min(start + chunk, end))
         for position, start in enumerate(range(first, end, chunk))
     )
 
 
-def _next_round(transfer: Transfer, adding: int) -> Transfer:
-    return Transfer(
-        round=transfer.round + 1,
-        chunk=transfer.chunk,
-        start=transfer.start,
-        stop=transfer.stop,
-        adds=transfer.round + 1 < adding,
-    )
+def _at(members: int, number: int, chunk: int, start: int, stop: int) -> Transfer:
+    adds, final = number < members - 1, number >= members - 2
+    return Transfer(round=number, chunk=chunk, start=start, stop=stop, adds=adds, final=final)
