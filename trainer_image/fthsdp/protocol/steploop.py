@@ -98,7 +98,7 @@ class StepLoop:
         self.step = step
         """Last step committed: applied when this replica is full, kept while it catches up."""
         self.begun = Assigned(step=step + 1, replicas=())
-        """The next step, and among whom its samples are dealt."""
+        """The next step, and among whom its samples are dealt; nobody yet while it has begun nowhere."""
         self.sampler = sampler or SamplerState()
 
     @property
@@ -374,9 +374,8 @@ class StepLoop:
             self.step,
             entry,
         )
-        other_samples = (
-            entry is Entry.GO_ON and self.full and _reported(self.begun) != _reported(_assigned(record, self.step + 1))
-        )
+        began, begins = _reported(self.begun), _reported(_assigned(record, self.step + 1))
+        other_samples = entry is Entry.GO_ON and self.full and began is not None and began != begins
         if entry is Entry.LOST or other_samples:
             raise ReplicaLost(
                 f"replica {self._me} is at step {self.step} with {self.begun};"
@@ -561,12 +560,13 @@ def _assigned(record: EpochRecord, step: int) -> Assigned:
     carried = record.outcome.assigned if record.outcome is not None else None
     if carried is not None and carried.step == step:
         return carried
-    return Assigned(step=step, replicas=record.active, wanted=record.wanted)
+    # While the job is paused no step begins, so that this one is dealt among those who are there when it does.
+    return Assigned(step=step, replicas=() if record.paused else record.active, wanted=record.wanted)
 
 
-def _reported(assigned: Assigned) -> Assigned:
+def _reported(assigned: Assigned) -> Assigned | None:
     """Return what the coordinator needs to hear: who took over what from whom it knows itself."""
-    return assigned.model_copy(update={"survivors": ()})
+    return assigned.model_copy(update={"survivors": ()}) if assigned.replicas else None
 
 
 def _contributors(reduced: Reduced) -> list[int]:
