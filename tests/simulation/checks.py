@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from fthsdp.coordinator.events import Decided, Effect, Removed
 from fthsdp.coordinator.ledger import Ledger
 from fthsdp.coordinator.messages import Cause, EpochRecord, Role
-from fthsdp.errors import StateDiverged
+from fthsdp.errors import ReplicaLost, StateDiverged
 from fthsdp.protocol.requests import KeptStep
 from fthsdp.protocol.step_records import Ending
 from fthsdp.ranges import Range, count, subtract, union
@@ -153,6 +153,9 @@ class Checks:
     def gave_up(self, rank: Rank, error: Exception) -> None:
         """A rank ends its replica."""
         self.note(f"{rank.label} gives up: {error}")
+        excused = (rank.replica.number, rank.replica.attempt) in self._world.excuses
+        if isinstance(error, ReplicaLost) and not excused:
+            self.fail(f"{rank.label} has to start again although nothing happened to it: {error}")
         if isinstance(error, StateDiverged) and not self._world.flipped:
             self.fail(f"{rank.label} diverged although nobody touched its state: {error}")
 

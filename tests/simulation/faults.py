@@ -30,6 +30,10 @@ class Kind(StrEnum):
     CRASH_AFTER_PERSIST = "crash-after-persist"
 
 
+_LOUD = [kind for kind in Kind if kind is not Kind.FLIP_BIT]
+"""A flipped bit is found by comparing, which takes three; it has tests of its own."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
     """One thing that happens before an event of the run."""
@@ -82,7 +86,7 @@ def random_faults(random: Random, *, most: int, replicas: int, ranks: int, event
     faults = [
         Fault(
             at=random.randrange(events),
-            kind=random.choice(list(Kind)),
+            kind=random.choice(_LOUD),
             replica=random.randrange(replicas),
             rank=random.randrange(ranks),
             seconds=random.choice([0.5, 4.0, 12.0]),

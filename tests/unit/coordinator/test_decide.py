@@ -180,6 +180,10 @@ def test_two_lists_for_one_step_are_a_fault_of_the_protocol() -> None:
         decide(states, members={r: member(r) for r in states}, base=epoch(LIST), number=5, wanted=3, least=1)
 
 
+def leaving(state: MemberState) -> MemberState:
+    return state.model_copy(update={"leaving": "x"})
+
+
 @pytest.mark.parametrize(
     ("states", "base", "joiners", "stranded", "active", "shadows", "snapshots"),
     [
@@ -191,7 +195,11 @@ def test_two_lists_for_one_step_are_a_fault_of_the_protocol() -> None:
             id="a removal: stripes of that donor are gone",
         ),
         pytest.param({0: at(5), 1: NONE}, epoch((0,), (1,)), (), (1,), (0,), (1,), (1,), id="a stranded shadow"),
-        pytest.param({0: at(5, leaving="x"), 1: NONE}, epoch((0,), (1,)), (2,), (), (), (), (), id="the last active"),
+        pytest.param(
+            {0: at(5, leaving="x"), 1: NONE}, epoch((0,), (1,)), (2,), (), (0,), (1, 2), (2,),
+            id="the last with the state stays while there is somebody to give it to",
+        ),
+        pytest.param({0: at(5, leaving="x"), 1: leaving(NONE)}, epoch((0,), (1,)), (), (), (), (), (), id="all leave"),
     ],
 )  # fmt: skip
 def test_the_planned_epoch(

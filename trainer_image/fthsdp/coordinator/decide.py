@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from fthsdp.coordinator.messages import Assigned, EpochRecord, Member, MemberState, Outcome, Role
 
-__all__ = ["decide", "propose"]
+__all__ = ["decide", "may_leave", "propose"]
 
 
 def decide(
@@ -33,7 +33,9 @@ def decide(
     ``states`` are the fenced reports by replica, ``members`` says who these replicas are, ``base`` is the newest epoch
     that had begun, ``wanted`` and ``least`` are the numbers of active replicas to aim at and to train with.
     """
-    states = {r: s for r, s in states.items() if not (base.paused and s.leaving)}
+    if base.paused:
+        gone = may_leave(states)
+        states = {r: s for r, s in states.items() if r not in gone}
     steps = {r: s.step for r, s in states.items() if s.step is not None}
     if not steps:
         return None
@@ -104,6 +106,19 @@ def _with_role(member: Member, active: bool) -> Member:
     return member.model_copy(update={"role": Role.ACTIVE if active else Role.SHADOW})
 
 
+def may_leave(states: Mapping[int, MemberState], *, newcomers: bool = False) -> frozenset[int]:
+    """Return who of those who ask to leave can go now.
+
+    Who has the state stays as long as nobody else has it and there is somebody to whom it can be given: one of the
+    members in ``states``, or newcomers.
+    """
+    leaving = frozenset(r for r, s in states.items() if s.leaving)
+    others = [s for r, s in states.items() if r not in leaving]
+    if any(s.step is not None for s in others) or not (others or newcomers):
+        return leaving
+    return frozenset(r for r in leaving if states[r].step is None)
+
+
 def propose(
     states: Mapping[int, MemberState],
     *,
@@ -117,9 +132,10 @@ def propose(
     """Return the planned epoch after ``base``, or None when nothing is to be changed.
 
     It takes in the joiners as shadows, makes ready shadows active, lets go who asked to leave, and has new stripes
-    taken for shadows in ``stranded``. When nobody active would be left, it has no members: everybody leaves.
+    taken for shadows in ``stranded``. When everybody has asked to leave, it has no members.
     """
-    staying = [m for m in base.members if not states[m.replica].leaving]
+    gone = may_leave(states, newcomers=bool(joiners))
+    staying = [m for m in base.members if m.replica not in gone]
     active = {m.replica for m in staying if m.role is Role.ACTIVE}
     ready = [m.replica for m in staying if m.role is Role.SHADOW and states[m.replica].step is not None]
     promoted = sorted(ready)[: max(wanted - len(active), 0)]

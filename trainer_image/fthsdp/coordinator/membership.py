@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from fthsdp.coordinator.decide import decide, propose
+from fthsdp.coordinator.decide import decide, may_leave, propose
 from fthsdp.coordinator.events import (
     Decided,
     Disconnected,
@@ -409,10 +409,11 @@ class Membership:
     def _change_paused(self, record: EpochRecord, states: dict[int, MemberState], stranded: list[int]) -> bool:
         """While paused no ring carries a boundary, so changes are made by a decision."""
         steps = [s.step for s in states.values() if s.step is not None]
+        joiners = any(self._facts.joiners())
         vacant = len(record.active) < self._settings.replicas
         ready = [r for r, s in states.items() if r not in record.active and s.step is not None and s.step == max(steps)]
         if not (
-            any(self._facts.joiners()) or stranded or (vacant and ready) or any(s.leaving for s in states.values())
+            joiners or stranded or (vacant and ready) or may_leave(states, newcomers=joiners)
         ):
             return False
         self._begin_gather("the membership changes while the job is paused")

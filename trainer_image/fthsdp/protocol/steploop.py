@@ -389,11 +389,13 @@ class StepLoop:
             self.step = record.outcome.step
         if entry is Entry.START_OVER:
             self._start_over(record)
+        changes: dict[str, object] = {"base": self._catchup.epoch if self._catchup else 0}
         if entry is not Entry.ROLL_FORWARD:
             self.begun = _assigned(record, self.step + 1)
             self._copy_owed_stripes()
-        base = self._catchup.epoch if self._catchup else 0
-        self._body.tell(lambda leader: leader.enters(record.number, base=base))
+            if self.full:
+                changes["begun"] = _reported(self.begun)
+        self._body.tell(lambda leader: leader.enters(record.number, **changes))
         return entry
 
     def _fetch(self, record: EpochRecord) -> Fetch:
