@@ -120,7 +120,7 @@ class Step:
         last = self._taken == len(self._numbers)
         if last:
             state.arm(self._attempt.give)
-        (loss * count).backward()  # type: ignore[no-untyped-call]
+        state.scaled(loss * count).backward()  # type: ignore[no-untyped-call]
         if last:
             state.flush()
         self.trained += count

@@ -172,8 +172,8 @@ class Rank:
         return self._state.digest()
 
     def norm_squared(self, reduced: Reduced) -> float:
-        """Return the squared norm of this rank's reduced gradients if the update clips by it, else 0."""
-        return 0.0 if self._state.clip_grad_norm is None else self._state.norm_squared(reduced.gradients)
+        """Return the squared norm of this rank's reduced gradients if the update depends on it, else 0."""
+        return self._state.norm_squared(reduced.gradients) if self._state.uses_norm else 0.0
 
     def update(self, kept: KeptStep, lr_factor: float) -> None:
         """Apply one step, live or in replay."""

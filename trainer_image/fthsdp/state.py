@@ -9,13 +9,15 @@ to ``update``, which is the same code for a live step and for one that a joiner 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Partial
 from torch.optim import Optimizer
@@ -26,6 +28,7 @@ from fthsdp.catchup.values import pack, unpack
 from fthsdp.digest import digest
 from fthsdp.errors import ConfigError, WireError
 from fthsdp.gradients import Buckets, OnReady, Slot, deal, local, sum_of_squares
+from fthsdp.scramble import scramble
 
 __all__ = ["Stateful", "TrainState"]
 
@@ -45,11 +48,15 @@ class Stateful(Protocol):
 class TrainState:
     """The model, optimizer, scheduler and user state of one rank; raises ConfigError for what cannot be kept identical.
 
-    ``clip_grad_norm`` is the largest global gradient norm, over all parameters of a whole replica. ``user`` must be the
-    same on all replicas. ``bucket_bytes`` is the size from which on gradients travel on their own (25 MiB, as in
-    torch's DistributedDataParallel: smaller ones start earlier, larger ones use the network better).
+    ``clip_grad_norm`` is the largest global gradient norm, over all parameters of a whole replica. ``scaler`` scales
+    the loss of fp16 training: losses and gradients are scaled and unscaled here, not by the script. ``user`` must be
+    the same on all replicas; what belongs to each update, such as an average of the weights, is done in a hook of the
+    optimizer (``register_step_post_hook``), which a replica that catches up runs too. ``bucket_bytes`` is the size from
+    which on gradients travel on their own (25 MiB, as in torch's DistributedDataParallel: smaller ones start earlier,
+    larger ones use the network better).
 
-    Shard the model before making this, and make it before the first forward.
+    Persistent buffers are part of the state, and no forward may change them. Shard the model before making this, and
+    make it before the first forward.
     """
 
     def __init__(
@@ -59,6 +66,7 @@ class TrainState:
         *,
         scheduler: LRScheduler | None = None,
         clip_grad_norm: float | None = None,
+        scaler: GradScaler | None = None,
         user: Stateful | None = None,
         bucket_bytes: int = 25 << 20,
     ) -> None:
@@ -67,17 +75,28 @@ class TrainState:
         if bucket_bytes < 4:
             raise ConfigError(f"bucket_bytes={bucket_bytes}: a bucket holds at least one gradient of 4 bytes")
         self.model, self.optimizer, self.scheduler, self.user = model, optimizer, scheduler, user
-        self.clip_grad_norm = clip_grad_norm
+        self.clip_grad_norm, self.scaler = clip_grad_norm, scaler
+        self.updates = 0
+        """Updates that are in the state."""
         _check_model(model)
         _check_scheduler(scheduler, optimizer)
         self._slots, self.bucket_sizes = deal(_trained(model), bucket_bytes // 4)
         self._names = _check_optimizer(optimizer, self._slots)
         self._buckets = Buckets(self._slots, self.bucket_sizes)
+        self._seen: Mapping[str, tuple[int, int]] | None = None
+        """Identity and version of each buffer when the state was settled last."""
+        self._digests = ThreadPoolExecutor(1, "fthsdp-digest")
+        self._begun: Future[int] | None = None
+        self._pack_parts(lambda _: 0)  # what cannot travel is named now, not when somebody wants to catch up
 
     bucket_sizes: tuple[int, ...]
     """fp32 elements of each bucket; the same in all replicas for the same rank, not for all ranks of a replica."""
 
     # --- gradients --------------------------------------------------------------------------------------------------
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        """Return what to run backward for."""
+        return loss if self.scaler is None else self.scaler.scale(loss)
 
     def arm(self, on_ready: OnReady) -> None:
         """Call before the backward of the last micro-batch: its gradients are final, and handed over as they come.
@@ -89,6 +108,11 @@ class TrainState:
     def flush(self) -> None:
         """Call after that backward: hand over the rest. Parameters that no micro-batch used have gradient 0."""
         self._buckets.flush()
+
+    @property
+    def uses_norm(self) -> bool:
+        """Whether an update depends on the norm; else any number will do."""
+        return self.clip_grad_norm is not None or self.scaler is not None
 
     @torch.no_grad()
     def norm_squared(self, reduced: Sequence[Tensor]) -> float:
@@ -109,10 +133,24 @@ class TrainState:
         by the samples of its micro-batch, ``scale = world_size / total_samples`` gives the gradient of the mean over
         all samples of the step, over all ranks of all replicas.
 
-        This one step is taken with every learning rate times ``lr_factor``; the schedule knows nothing of it. Raises
-        ConfigError when the factor is not 1 and the optimizer has no learning rate.
+        This one step is taken with every learning rate times ``lr_factor``; the schedule knows nothing of it. With a
+        scaler, gradients that overflowed only lower the scale. Sets torch's random numbers, so that an optimizer that
+        rounds at random does the same in all replicas.
+
+        Raises ConfigError when the factor is not 1 and the optimizer has no learning rate, and when a forward changed a
+        buffer.
         """
-        factor = scale * self._clip_factor(math.sqrt(norm_squared) * scale)
+        self._settle()
+        self._check_buffers()
+        scale /= self._loss_scale
+        norm = math.sqrt(norm_squared) * scale
+        if self._loss_scale_fits(norm):
+            self._step(reduced, scale * self._clip_factor(norm), lr_factor)
+        self.model.zero_grad(set_to_none=True)
+        self.updates += 1
+        self._seen = self._buffers()
+
+    def _step(self, reduced: Sequence[Tensor], factor: float, lr_factor: float) -> None:
         for slot in self._slots:
             gradient = slot.parameter.grad
             if gradient is None:
@@ -120,22 +158,78 @@ class TrainState:
             if slot.bucket is not None:
                 target = local(gradient)
                 target.copy_(slot.part(reduced).mul(factor).view(target.shape))
+        torch.manual_seed(scramble(self.updates) >> 1)
         with _scaled_rates(self.optimizer, lr_factor):
             self.optimizer.step()
         if self.scheduler is not None:
             self.scheduler.step()
-        self.model.zero_grad(set_to_none=True)
 
     def _clip_factor(self, norm: float) -> float:
         """The rule of torch.nn.utils.clip_grad_norm_."""
         return 1.0 if self.clip_grad_norm is None else min(1.0, self.clip_grad_norm / (norm + 1e-6))
 
+    @property
+    def _loss_scale(self) -> float:
+        return 1.0 if self.scaler is None else float(self.scaler.get_scale())
+
+    def _loss_scale_fits(self, norm: float) -> bool:
+        """Move the scale by torch's rule; return whether the gradients are good (without a scaler they are taken)."""
+        if self.scaler is None or not self.scaler.is_enabled():
+            return True
+        good, state = math.isfinite(norm), self.scaler.state_dict()
+        state["_growth_tracker"] = state["_growth_tracker"] + 1 if good else 0
+        if not good:
+            state["scale"] *= state["backoff_factor"]
+        elif state["_growth_tracker"] == state["growth_interval"]:
+            state["scale"], state["_growth_tracker"] = state["scale"] * state["growth_factor"], 0
+        self.scaler.load_state_dict(state)
+        return good
+
+    # --- buffers ----------------------------------------------------------------------------------------------------
+
+    def _buffers(self) -> dict[str, tuple[int, int]]:
+        return {
+            name: (id(buffer), 0 if buffer.is_inference() else buffer._version)
+            for name, buffer in _persistent_buffers(self.model)
+        }
+
+    def _check_buffers(self) -> None:
+        if self._seen is not None and self._seen != (now := self._buffers()):
+            changed = next(name for name in now if now[name] != self._seen.get(name))
+            raise ConfigError(
+                f"a forward changed the buffer {changed}: replicas see different samples, and one that catches up sees"
+                " none, so their buffers would differ; change it in a hook of the optimizer, or keep it out of the"
+                " state (persistent=False)"
+            )
+
     # --- identity ---------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def digest(self) -> int:
-        """Return 64 bits over every bit of this rank's parameters, buffers and optimizer tensors."""
-        return digest([*self._model_tensors().values(), *self._optimizer_tensors()])
+        """Return 64 bits over every bit of this rank's parameters, buffers, optimizer, scaler and learning rates."""
+        begun, self._begun = self._begun, None
+        self._seen = self._seen or self._buffers()
+        return digest(self._decisive()) if begun is None else begun.result()
+
+    def begin_digest(self) -> None:
+        """Begin with what ``digest`` will return, in another thread: a forward and a backward only read the state."""
+        self._settle()
+        self._begun = self._digests.submit(digest, self._decisive())
+
+    def _settle(self) -> None:
+        """Before the state changes: nobody reads it any more."""
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            begun.result()
+
+    @torch.no_grad()
+    def _decisive(self) -> list[Tensor]:
+        """All tensors, and the bytes of all numbers beside them."""
+        scaler = self.scaler.state_dict() if self.scaler is not None else {}
+        states = [self.optimizer.state.get(parameter, {}) for parameter in self._names]
+        numbers = [number for part in (scaler, *states, *self.optimizer.param_groups) for number in _numbers(part)]
+        written = torch.tensor([self.updates, *numbers], dtype=torch.float64)
+        return [*self._model_tensors().values(), *self._optimizer_tensors(), written]
 
     def _model_tensors(self) -> dict[str, Tensor]:
         tensors = {name: local(parameter) for name, parameter in self.model.named_parameters()}
@@ -167,10 +261,19 @@ class TrainState:
             "model": {name: put(tensor) for name, tensor in self._model_tensors().items()},
             "optimizer": self._pack_optimizer(put),
             "groups": self._pack_groups(put),
-            "scheduler": self._pack_part(self.scheduler, put, "the scheduler's state"),
-            "user": self._pack_part(self.user, put, "the user state"),
+            "updates": self.updates,
+            **self._pack_parts(put),
         }
         return Snapshot.of(content, tensors)
+
+    def _pack_parts(self, put: Callable[[Tensor], int]) -> dict[str, Any]:
+        extra = {name: module.get_extra_state() for name, module in _extra_states(self.model)}
+        return {
+            "scheduler": self._pack_part(self.scheduler, put, "the scheduler's state"),
+            "scaler": self._pack_part(self.scaler, put, "the scaler's state"),
+            "user": self._pack_part(self.user, put, "the user state"),
+            "extra": pack(extra, put, where="the model's extra state"),
+        }
 
     def _pack_optimizer(self, put: Callable[[Tensor], int]) -> dict[str, Any]:
         return {
@@ -194,7 +297,7 @@ class TrainState:
         ]
 
     @staticmethod
-    def _pack_part(part: Stateful | LRScheduler | None, put: Callable[[Tensor], int], where: str) -> Any:
+    def _pack_part(part: Stateful | LRScheduler | GradScaler | None, put: Callable[[Tensor], int], where: str) -> Any:
         return None if part is None else pack(part.state_dict(), put, where=where)
 
     @torch.no_grad()
@@ -209,16 +312,23 @@ class TrainState:
             moments = self._read_moments(content["optimizer"], tensors)
             names = [group["params"] for group in content["groups"]]
             options = [dict(unpack(group["options"], tensors)) for group in content["groups"]]
-            scheduler, user = unpack(content["scheduler"], tensors), unpack(content["user"], tensors)
+            parts = {name: unpack(content[name], tensors) for name in ("scheduler", "scaler", "user", "extra")}
+            updates = int(content["updates"])
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
             raise WireError("a snapshot does not describe the state of a training job") from error
-        self._check_alike(model, names, options, scheduler, user)
+        self._check_alike(model, names, options, parts)
+        self._settle()
         self._apply(model, moments, options)
-        if self.scheduler is not None:
-            self.scheduler.load_state_dict(scheduler)
-        if self.user is not None:
-            self.user.load_state_dict(user)
+        for name, part in self._parts():
+            part.load_state_dict(parts[name])
+        for name, module in _extra_states(self.model):
+            module.set_extra_state(parts["extra"][name])
         self.model.zero_grad(set_to_none=True)
+        self.updates, self._seen = updates, self._buffers()
+
+    def _parts(self) -> list[tuple[str, Stateful | LRScheduler | GradScaler]]:
+        parts = (("scheduler", self.scheduler), ("scaler", self.scaler), ("user", self.user))
+        return [(name, part) for name, part in parts if part is not None]
 
     def _read_moments(self, packed: dict[str, Any], tensors: Sequence[Tensor]) -> dict[Tensor, dict[str, Any]]:
         return {
@@ -241,7 +351,7 @@ class TrainState:
             _restore_options(group, values)
 
     def _check_alike(
-        self, model: dict[str, Tensor], names: list[Any], options: list[Any], scheduler: object, user: object
+        self, model: dict[str, Tensor], names: list[Any], options: list[Any], parts: dict[str, Any]
     ) -> None:
         """Raise ConfigError when the snapshot is not of this model, optimizer and scheduler."""
         ours = {name: _describe(tensor) for name, tensor in self._model_tensors().items()}
@@ -257,8 +367,14 @@ class TrainState:
             raise ConfigError("the other replicas' optimizer holds other parameters: all must run the same script")
         if [values.keys() for values in options] != [group.keys() - {"params"} for group in groups]:
             raise ConfigError("the other replicas have another optimizer or scheduler: all must run the same script")
-        if (scheduler is None, user is None) != (self.scheduler is None, self.user is None):
-            raise ConfigError("only some replicas have a scheduler or user state: all must run the same script")
+        given = {name for name in ("scheduler", "scaler", "user") if parts[name] is not None}
+        if (
+            given != {name for name, _ in self._parts()}
+            or parts["extra"].keys() != dict(_extra_states(self.model)).keys()
+        ):
+            raise ConfigError(
+                "only some replicas have a scheduler, a scaler, user state or extra state: all must run the same script"
+            )
 
 
 @contextmanager
@@ -334,6 +450,17 @@ def _restore_options(group: dict[str, Any], options: dict[str, Any]) -> None:
             group[key] = value
 
 
+def _numbers(part: Mapping[str, Any]) -> Iterator[float]:
+    """Yield the numbers of an optimizer's group or state that are none of its tensors."""
+    for key, value in sorted(part.items()):
+        if key != "params":
+            yield from (float(one) for one in (value if isinstance(value, tuple) else (value,)) if _is_number(one))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float))
+
+
 def _describe(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
@@ -350,6 +477,12 @@ def _persistent_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         for name, buffer in module.named_buffers(prefix=prefix, recurse=False):
             if name.rpartition(".")[2] not in module._non_persistent_buffers_set:
                 yield name, buffer
+
+
+def _extra_states(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    for name, module in model.named_modules():
+        if type(module).get_extra_state is not nn.Module.get_extra_state:
+            yield name, module
 
 
 def _check_model(model: nn.Module) -> None:

@@ -116,7 +116,7 @@ class Leader:
 
     def __init__(self, address: str, replica: int, attempt: int = 0, *, job: str = "job", key: bytes = KEY) -> None:
         self.replica, self.attempt = replica, attempt
-        self.state = MemberState()
+        self.state = MemberState(origin="0123456789abcdef")
         self.heard: list[FromCoordinator] = []
         self.record: EpochRecord | None = None
         self.obedient = True
@@ -125,6 +125,7 @@ class Leader:
             address, key, job=job, replica=replica, attempt=attempt, addresses=(f"h{replica}.{attempt}:1",),
             on_message=self._hear, heartbeat_interval=0.5,
         )  # fmt: skip
+        self.client.send_state(self.state)
         self.client.start()
 
     def _hear(self, message: FromCoordinator) -> None:

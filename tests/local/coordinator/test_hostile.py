@@ -21,6 +21,7 @@ from fthsdp.wire import ClientHandshake, open_blocking, receive_frame, send_fram
 pytestmark = pytest.mark.local
 Make = Callable[..., Any]
 KEY = b"k" * 32
+READY = MemberState(origin="0123456789abcdef")
 
 
 @pytest.fixture
@@ -196,7 +197,7 @@ def test_half_open_connections_keep_nobody_out(process: Any, leaders: list[Any],
 def test_a_leader_that_never_reads_is_no_hindrance(coordinator: Make, leader: Make) -> None:
     process = coordinator(replicas=2)
     deaf = open_leader(process, 1, 0)
-    send_frame(deaf, Hello(replica=1, attempt=0, addresses=("h1.0:1",)).model_dump(mode="json"))
+    send_frame(deaf, Hello(replica=1, attempt=0, addresses=("h1.0:1",), state=READY).model_dump(mode="json"))
     other = leader(process.address, 0)
     assert other.wait_for_epoch(1).active == (0, 1)
     process.wait_for_log(r"replica 1 attempt 0 is out \(Silent\)")
@@ -207,7 +208,7 @@ def test_a_leader_that_never_reads_is_no_hindrance(coordinator: Make, leader: Ma
 def test_a_frozen_leader_is_refused_when_it_wakes_up(coordinator: Make, leader: Make) -> None:
     process = coordinator("--silence-timeout", "2", replicas=2)
     awake, frozen = leader(process.address, 0), open_leader(process, 1, 0)
-    hello = Hello(replica=1, attempt=0, addresses=("h1.0:1",))
+    hello = Hello(replica=1, attempt=0, addresses=("h1.0:1",), state=READY)
     send_frame(frozen, hello.model_dump(mode="json"))
     awake.wait_for_epoch(2)
     kinds = []

@@ -1,7 +1,7 @@
 """The demo's job, from the outside: a replica dies, the others train on, it comes back, and the record proves it.
 
 Compute is emulated, so that a starting process does not take the survivors' processors. What a death and a join cost
-the others is measured by tests/bench/recovery.py.
+the others is measured by tests/bench.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ class Job:
         connection = max([0, *self.connections.values()]) + 1
         known = self.attempts.get(replica)
         if state or known != attempt:
-            self.states[replica] = MemberState(**state)
+            self.states[replica] = MemberState(**{"origin": "a"} | state)
         self.attempts[replica], self.connections[replica] = attempt, connection
         addresses = tuple(f"10.0.{replica}.{attempt}:{port + rank}" for rank in range(ranks))
         message = Hello(replica=replica, attempt=attempt, addresses=addresses, state=self.states[replica])
@@ -193,9 +193,9 @@ def test_after_the_start_timeout_the_least_number_of_replicas_is_enough() -> Non
 
 def test_the_start_is_told_with_the_step_and_whose_weights_were_replaced() -> None:
     job = Job()
-    job.hello(0, origin="a")
+    job.hello(0)
     job.hello(1, origin="b")
-    job.hello(2, origin="a")
+    job.hello(2)
     assert job.of(Started) == [Started(epoch=1, step=0, replicas=(0, 2), replaced=(1,))]
     assert installed(job, 1).snapshots == (1,)
     assert roles(installed(job, 1)) == {0: Role.ACTIVE, 1: Role.SHADOW, 2: Role.ACTIVE}
@@ -203,9 +203,9 @@ def test_the_start_is_told_with_the_step_and_whose_weights_were_replaced() -> No
 
 def test_the_first_epoch_waits_until_it_is_known_from_which_state_each_can_begin() -> None:
     job = Job()
-    job.hello(0, origin="a")
-    job.hello(1)
-    job.hello(2, origin="a")
+    job.hello(0)
+    job.hello(1, origin="")
+    job.hello(2)
     assert not job.stored
     job.say(1, origin="c", checkpoint=50)
     record = installed(job, 0)
@@ -217,7 +217,7 @@ def test_the_first_epoch_waits_until_it_is_known_from_which_state_each_can_begin
 
 def test_a_start_with_too_few_of_the_same_state_is_paused_until_the_others_have_it() -> None:
     job = Job(replicas=2, least=2)
-    job.hello(0, origin="a")
+    job.hello(0)
     job.hello(1, origin="b")
     assert installed(job, 0).paused
     job.say(0, epoch=1, step=0, serves=True)
@@ -551,6 +551,17 @@ def test_a_ready_shadow_becomes_active() -> None:
     assert record.snapshots == ()
 
 
+def test_a_joiner_holds_up_nobody_while_it_is_still_being_built() -> None:
+    job = Job().started(step=5)
+    job.dies(2)
+    job.all_say(0, 1, fence=1)
+    job.all_say(0, 1, epoch=2, connected=2)
+    job.hello(2, attempt=1, origin="")
+    assert not job.of(Proposed)
+    job.say(2, origin="a")
+    assert job.of(Proposed)
+
+
 def test_one_proposal_at_a_time_and_what_comes_meanwhile_is_batched_into_the_next() -> None:
     job = Job(replicas=5, least=1).started(step=5)
     for replica in (2, 3, 4):
@@ -773,7 +784,7 @@ def test_a_spare_that_dies_disturbs_the_ring_but_not_the_width() -> None:
 def test_as_many_as_are_wanted_start_without_waiting_for_the_spares() -> None:
     job = Job(spares=1)
     for replica in (3, 0, 2):
-        job.hello(replica, origin="a")
+        job.hello(replica)
     assert installed(job, 0).active == (0, 2, 3)
 
 

@@ -122,16 +122,15 @@ class Facts:
         return joiners | {r: m for r, m in self.union().items() if not (entered and self.has_left(m))}
 
     def joiners(self) -> Iterator[Peer]:
-        """Newcomers that wait to be taken in."""
+        """Newcomers that wait to be taken in, in order.
+
+        Who does not know yet from which state it could begin is still being built, and would hold up a ring.
+        """
         union = self.union()
         for replica, peer in sorted(self.peers.items()):
-            if replica not in union and peer.connection is not None and not (peer.state.epoch or peer.state.leaving):
+            waits = peer.state.origin and not (peer.state.epoch or peer.state.leaving)
+            if replica not in union and peer.connection is not None and waits:
                 yield peer
-
-    def candidates(self) -> list[Peer]:
-        """Newcomers with whom a run can begin: they know from which state they could."""
-        waiting = list(self.joiners())
-        return [peer for peer in waiting if peer.state.origin]
 
     def has_left(self, member: Member) -> bool:
         """Whether this member of the current epoch is let go by the proposal, which may have begun."""

@@ -306,7 +306,7 @@ class Membership:
 
     def _start(self) -> bool:
         """Make the first epoch, or the first one after everything was lost."""
-        waiting = self._facts.candidates()
+        waiting = list(self._facts.joiners())
         patient = self._now - self._waiting_since < self._settings.start_timeout
         if len(waiting) < (self._settings.replicas if patient else self._settings.min_replicas):
             return False

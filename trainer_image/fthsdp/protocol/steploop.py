@@ -297,12 +297,15 @@ class StepLoop:
         member = self._record.member(self._me)
         return None if member is None else member.role
 
-    def _activate(self, record: EpochRecord, *, newcomer: bool = False) -> None:
-        """Move to the rings of this epoch, and say there where we stand."""
+    def _activate(self, record: EpochRecord, *, unsettled: bool = False) -> None:
+        """Move to the rings of this epoch, and say there where we stand.
+
+        ``unsettled``: not yet at the boundary where the epoch begins; a newcomer, or the step before is still to come.
+        """
         was, self._record = self._role, record
         if was is Role.SHADOW and self._role is Role.ACTIVE:
             self._recorder.promoted(self.step)
-        step = self.step if self.full and not newcomer else -1
+        step = self.step if self.full and not unsettled else -1
         self._body.enter(record, Opening(replica=self._me, epoch=record.number, step=step))
         self._opened = False
         self._stripes_owed = True
@@ -310,8 +313,8 @@ class StepLoop:
         self._body.keep_stripes_of(shadows, record.number)
 
     def _check_opening(self) -> None:
-        """After the first step of a planned epoch: all full members began it at the same boundary."""
-        openings = None if self._opened or self._record.outcome is not None else self._body.openings()
+        """After the first step of an epoch: all full members began it at the same boundary."""
+        openings = None if self._opened else self._body.openings()
         if openings is None:
             return  # checked already, or of an epoch that ended before it began everywhere: the step came otherwise
         self._opened = True
@@ -331,7 +334,7 @@ class StepLoop:
         member = record.member(self._me)
         assert member is not None
         fresh = member.role is Role.ACTIVE
-        self._activate(record, newcomer=not fresh)
+        self._activate(record, unsettled=not fresh)
         openings: tuple[Opening, ...] | None = yield AwaitOpening()
         if openings is None:
             log.info("epoch %d did not begin for this replica", record.number)
@@ -381,7 +384,7 @@ class StepLoop:
                 f"replica {self._me} is at step {self.step} with {self.begun};"
                 f" the others decided on step {record.outcome.step} with {record.outcome.assigned}"
             )
-        self._activate(record)
+        self._activate(record, unsettled=entry is Entry.ROLL_FORWARD)
         if entry is Entry.DROP_LAST:
             assert catchup is not None
             catchup.drop_last()

@@ -1,0 +1,37 @@
+"""FTAR's bus bandwidth beside gloo's and beside what bare loopback sockets carry."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.bench.figures import Figure, at_least
+from tests.bench.plan import Plan
+from tests.bench.processes import ROOT, BenchmarkFailed, environment
+
+__all__ = ["bus_bandwidth"]
+
+
+def bus_bandwidth(plan: Plan) -> list[Figure]:
+    """Run the benchmark of FTAR alone and return its rows: ratios of all-reduces done right after one another."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "rows.json"
+        command = [sys.executable, "tests/bench/ftar_bandwidth.py", "--json", str(file)]
+        command += ["--repetitions", str(plan.bandwidth)]
+        done = subprocess.run(command, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, text=True)
+        if not file.exists():
+            raise BenchmarkFailed(f"ftar_bandwidth.py ended with exit code {done.returncode}\n{done.stdout}")
+        rows = json.loads(file.read_text())["rows"]
+    return [
+        Figure(
+            name=f"bus bandwidth, {row['what']}, {row['megabytes']} MB, n = {row['members']}",
+            unit="x",
+            values=tuple(row["samples"]),
+            must=at_least(row["must"]),
+            aim=at_least(row["aim"]),
+        )
+        for row in rows
+    ]

@@ -1,0 +1,220 @@
+"""What a death costs the survivors, and how long a successor needs: 32 million parameters, next to torchft.
+
+A stall is the time from a survivor's last commit before the death to its first one after it, less an ordinary step:
+what was detected, decided, connected and done again is all in there, for us and for the peer alike.
+"""
+
+from __future__ import annotations
+
+import signal
+import statistics
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from tests.bench.figures import Figure, Of, at_most
+from tests.bench.jobs import SYSTEMS, FthsdpJob, Job, TorchftJob
+from tests.bench.plan import Plan
+from tests.bench.processes import Child
+from tests.bench.workload import Workload
+
+__all__ = ["await_commits", "commits", "inside_the_collective", "kills_and_a_freeze", "stall", "warm_up"]
+
+WORKLOAD = Workload(parameters=32, compute=0.25)
+WARM = 3
+"""Steps before the first one that counts."""
+QUIET = 5
+"""Ordinary steps that are measured before anything happens."""
+
+
+# --- reading what replicas said ---------------------------------------------------------------------------------------
+
+
+def commits(child: Child) -> list[float]:
+    """Return when a replica committed its steps."""
+    return [event.t for event in child.events if event.what == "committed" and event.fields["ok"]]
+
+
+def ordinary(child: Child, *, until: float) -> float:
+    """Return the median seconds between two commits of a replica before this moment, the first few left out."""
+    times = [t for t in commits(child) if t <= until][WARM - 1 :]
+    return statistics.median(after - before for before, after in pairwise(times))
+
+
+def stall(child: Child, at: float) -> float:
+    """Return by how many seconds the step in flight at this moment took longer than an ordinary one."""
+    times = commits(child)
+    before = max(t for t in times if t <= at)
+    after = min(t for t in times if t > at)
+    return after - before - ordinary(child, until=at)
+
+
+def repeated(children: Iterable[Child]) -> int:
+    """Return how many forward and backward passes these replicas ran for a step that they had run it for before."""
+    passes = [[event.step for event in child.events if event.what == "computed"] for child in children]
+    return sum(len(steps) - len(set(steps)) for steps in passes)
+
+
+def await_commits(children: Iterable[Child], count: int, *, after: float) -> None:
+    """Wait until each of these replicas has committed so many steps later than this moment."""
+    for child in children:
+        seen = after
+        for _ in range(count):
+            seen = child.wait_until(
+                "committed", lambda e, seen=seen: e.what == "committed" and e.fields["ok"] and e.t > seen
+            ).t
+
+
+# --- at which moment --------------------------------------------------------------------------------------------------
+
+
+def warm_up(job: Job) -> float:
+    """Let a job train until its ordinary step is known, and return that."""
+    await_commits(job.replicas.values(), WARM + QUIET, after=0.0)
+    return statistics.median(ordinary(child, until=time.monotonic()) for child in job.replicas.values())
+
+
+def wait_into_step(child: Child, seconds: float) -> None:
+    """Return so many seconds after this replica begins its next step."""
+    event = child.wait_for("begin", after=time.monotonic())
+    time.sleep(max(event.t + seconds - time.monotonic(), 0.0))
+
+
+def wait_into_collective(child: Child, seconds: float) -> None:
+    """Return so many seconds after this replica has computed its gradients and begins to exchange them."""
+    event = child.wait_for("computed", after=time.monotonic())
+    time.sleep(max(event.t + seconds - time.monotonic(), 0.0))
+
+
+# --- the rows ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Found:
+    stalls: list[float] = field(default_factory=list)
+    latencies: list[float] = field(default_factory=list)
+    starts: list[float] = field(default_factory=list)
+    frozen: list[float] = field(default_factory=list)
+    passes: list[float] = field(default_factory=list)
+    steps: list[float] = field(default_factory=list)
+
+
+def kills_and_a_freeze(plan: Plan) -> list[Figure]:
+    """A kill somewhere in a step and a rejoin, ours and torchft's in turns; after ours another replica is frozen."""
+    found = {system.name: _Found() for system in SYSTEMS}
+    for number in range(plan.repetitions):
+        phase = (number + 0.5) / plan.repetitions
+        for system in plan.in_turn(SYSTEMS, number):
+            with system(3, WORKLOAD) as job:
+                _kill_and_rejoin(job, phase, found[system.name])
+                if isinstance(job, FthsdpJob):
+                    _freeze(job, found[system.name])
+                found[system.name].passes.append(repeated(job.survivors))
+            plan.say(f"{system.name}: stall {found[system.name].stalls[-1]:.3f} s,"
+                     f" joined after {found[system.name].latencies[-1]:.2f} s")  # fmt: skip
+    return _figures(found[FthsdpJob.name], found[TorchftJob.name])
+
+
+def _kill_and_rejoin(job: Job, phase: float, found: _Found) -> None:
+    step = warm_up(job)
+    wait_into_step(job.replicas[2], phase * step)
+    killed = job.kill(2)
+    await_commits(job.survivors, 3, after=killed)
+    found.steps.append(step)
+    found.stalls.append(statistics.median(stall(child, killed) for child in job.survivors))
+    child = job.spawn(2)
+    joined = job.joined(child)
+    found.latencies.append(joined.t - child.spawned)
+    found.starts.append(child.wait_for("imported").t - child.spawned)
+    await_commits(job.replicas.values(), 3, after=joined.t)
+
+
+def _freeze(job: FthsdpJob, found: _Found) -> None:
+    wait_into_step(job.replicas[1], WORKLOAD.compute / 2)
+    frozen = job.replicas.pop(1)
+    job.gone.append(frozen)
+    try:
+        at = frozen.signal(signal.SIGSTOP)
+        await_commits(job.survivors, 1, after=at)
+    finally:
+        frozen.end()
+    found.frozen.append(statistics.median(stall(child, at) for child in job.survivors) - _silence_timeout())
+
+
+def _silence_timeout() -> float:
+    from fthsdp import FtarSettings
+
+    return FtarSettings().silence_timeout
+
+
+def _figures(ours: _Found, peers: _Found) -> list[Figure]:
+    size = "32 M parameters"
+    return [
+        Figure(
+            name=f"survivors' stall after SIGKILL, 3 replicas, {size}",
+            values=tuple(ours.stalls),
+            peer=TorchftJob.name,
+            peer_values=tuple(peers.stalls),
+            must=at_most(0.5, Of.RATIO),
+            aim=at_most(0.1),
+            note=_steps(ours, peers),
+        ),
+        Figure(
+            name="forward and backward passes repeated by survivors",
+            unit="",
+            values=tuple(ours.passes),
+            peer=TorchftJob.name,
+            peer_values=tuple(peers.passes),
+            must=at_most(0),
+            aim=at_most(0),
+        ),
+        Figure(
+            name="frozen peer: stall beyond silence_timeout",
+            values=tuple(ours.frozen),
+            must=at_most(0.5),
+            aim=at_most(0.2),
+            note="below 0 where a keep-alive was already late when the peer was frozen",
+        ),
+        Figure(
+            name=f"spawn to active, {size}",
+            values=tuple(ours.latencies),
+            peer=TorchftJob.name,
+            peer_values=tuple(peers.latencies),
+            must=at_most(0.5, Of.RATIO),
+            note=f"of it start of the process and imports: ours {statistics.median(ours.starts):.2f} s,"
+            f" torchft {statistics.median(peers.starts):.2f} s; the aim is to be bound by them",
+        ),
+    ]
+
+
+def _steps(ours: _Found, peers: _Found) -> str:
+    return (
+        f"an ordinary step takes {statistics.median(ours.steps):.2f} s with us,"
+        f" {statistics.median(peers.steps):.2f} s with torchft, of which {WORKLOAD.compute:g} s are emulated compute"
+    )
+
+
+def inside_the_collective(plan: Plan) -> list[Figure]:
+    """Five replicas; one is killed while it exchanges gradients, and two of the others are no neighbours of it."""
+    stalls: dict[str, list[float]] = {system.name: [] for system in SYSTEMS}
+    for number in range(plan.repetitions):
+        for system in plan.in_turn(SYSTEMS, number):
+            with system(5, WORKLOAD) as job:
+                exchange = warm_up(job) - WORKLOAD.compute
+                wait_into_collective(job.replicas[2], 0.4 * exchange)
+                killed = job.kill(2)
+                await_commits(job.survivors, 1, after=killed)
+                stalls[system.name].append(max(stall(child, killed) for child in job.survivors))
+            plan.say(f"{system.name}: stall {stalls[system.name][-1]:.3f} s")
+    return [
+        Figure(
+            name="the same, 5 replicas, killed inside the collective",
+            values=tuple(stalls[FthsdpJob.name]),
+            peer=TorchftJob.name,
+            peer_values=tuple(stalls[TorchftJob.name]),
+            must=at_most(0.5),
+            aim=at_most(0.15),
+            note="the longest of the four survivors",
+        )
+    ]

@@ -1,0 +1,53 @@
+"""What a death costs in capacity while a hot spare stands by."""
+
+from __future__ import annotations
+
+import time
+
+from tests.bench.faults import await_commits, stall, warm_up
+from tests.bench.figures import Figure, at_most
+from tests.bench.jobs import FthsdpJob, coordinator_offers
+from tests.bench.plan import Plan
+from tests.bench.processes import BenchmarkFailed
+from tests.bench.workload import Workload
+
+__all__ = ["one_spare"]
+
+WORKLOAD = Workload(parameters=2, compute=0.25)
+NAME = "capacity with one spare: steps below full width after the decision"
+WATCHED = 6
+"""Steps after the decision that are looked at."""
+
+
+def one_spare(plan: Plan) -> list[Figure]:
+    """Kill an active replica while a spare has caught up, and count the steps that begin with fewer replicas."""
+    if not coordinator_offers("--spares"):
+        return [Figure(name=NAME, unit="steps", must=at_most(0), note="not measured: the coordinator has no --spares")]
+    narrow: list[float] = []
+    stalls: list[float] = []
+    for _ in range(plan.repetitions):
+        with FthsdpJob(2, WORKLOAD, spares=1) as job:
+            spare = job.replicas.pop(job.count)
+            spare.wait_for("ready")
+            warm_up(job)
+            await_commits(job.replicas.values(), 10, after=time.monotonic())  # the spare has caught up long before
+            killed = job.kill(1)
+            job.replicas[job.count] = spare
+            await_commits([job.replicas[0]], WATCHED + 3, after=killed)
+            narrow.append(_narrow_steps(job))
+            stalls.append(stall(job.replicas[0], killed))
+        plan.say(f"{narrow[-1]:.0f} steps below full width after the decision, stall {stalls[-1]:.3f} s")
+    return [Figure(name=NAME, unit="steps", values=tuple(narrow), must=at_most(0), aim=at_most(0))]
+
+
+def _narrow_steps(job: FthsdpJob) -> int:
+    """Count the steps that began after the decision and had fewer contributors than the job wants."""
+    decided = max(event["step"] for event in job.written("events.jsonl") if event["kind"] == "decided")
+    first = decided + 2  # the one after the last that counts was in flight
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        wide = {line["step"]: len(line["contributors"]) for line in job.written("steps.jsonl")}
+        if max(wide, default=0) >= first + WATCHED - 1:
+            return sum(width < job.count for step, width in wide.items() if step >= first)
+        time.sleep(0.1)
+    raise BenchmarkFailed("the record of the run ends at the decision")
