@@ -128,7 +128,7 @@ class Checks:
         self.note(f"coordinator: {effect}")
         if isinstance(effect, Removed) and effect.cause is not Cause.ORPHANED:
             self._excused(effect)
-        if isinstance(effect, Decided) and effect.record is None:
+        if isinstance(effect, Decided) and effect.record is None and not self._world.finished:
             self._nothing_lost()
             self._outcomes.clear()
             self._committed.clear()
@@ -138,6 +138,8 @@ class Checks:
         world = self._world
         replica = world.replicas.get(removed.replica)
         if replica is None or replica.attempt != removed.attempt or not replica.alive:
+            return
+        if any(rank.owner.frozen for rank in replica.ranks):
             return
         since = world.excuses.get((removed.replica, removed.attempt))
         if since is None or world.clock.now - since > EXCUSED:

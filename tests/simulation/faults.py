@@ -99,12 +99,12 @@ def random_faults(random: Random, *, most: int, replicas: int, ranks: int, event
 def run(world: World, faults: Sequence[Fault], *, lasting: float = 0.0) -> World:
     """Run a job to its end with these faults; what lasts is healed after ``lasting`` more seconds."""
     for fault in faults:
-        while world.clock.events < fault.at and not world.over:
+        while world.clock.events < fault.at and not world.finished:
             world.next()
-        if not world.over:
+        if not world.finished:
             apply(world, fault)
     end = world.clock.now + lasting
-    while world.clock.now < end and not world.over:
+    while world.clock.now < end and not world.finished:
         world.next()
     world.finish()
     return world

@@ -70,8 +70,8 @@ def scenario(number: int) -> tuple[World, list[Fault], float]:
         unruly=random.choice([0.0, 0.05, 0.3]),
         download_seconds=random.choice([0.0, 0.2, 2.0]),
     )
-    most = random.choice([0, 1, 2, 4, 8])
-    faults = random_faults(random, most=most, replicas=replicas + spares, ranks=ranks, events=1500)
+    most, events = random.choice([0, 1, 2, 4, 8]), random.choice([200, 500, 1500])
+    faults = random_faults(random, most=most, replicas=replicas + spares, ranks=ranks, events=events)
     return world, faults, random.choice([0.0, 2.0, 20.0])
 
 

@@ -17,7 +17,6 @@ from tests.simulation.rings import Rings
 from fthsdp.coordinator.events import MembershipSettings
 from fthsdp.coordinator.ledger import Ledger
 from fthsdp.data.policies import BatchPolicy, Policies
-from fthsdp.protocol.decision import Over
 from fthsdp.ranges import Range
 
 __all__ = ["World"]
@@ -118,8 +117,7 @@ class World:
     def exited(self, replica: Replica) -> None:
         """An attempt has ended."""
         self.checks.note(f"replica {replica.number} attempt {replica.attempt} exits with {replica.exit_code}")
-        pending = replica.ranks[0].pending
-        if replica.exit_code == 0 and isinstance(pending, Over) and pending.finished:
+        if replica.exit_code == 0 and not replica.leader.state.leaving:
             self.finished = True
             loop = replica.ranks[0].loop
             if loop.full and loop.step >= self.steps:
