@@ -46,6 +46,8 @@ class Checks:
         self.steps = 0
         """Steps committed, all ranks together."""
         self.endings: Counter[str] = Counter()
+        self.states: set[int] = set()
+        """Fingerprints of the whole job, one for each commit."""
 
     def note(self, text: str) -> None:
         """Remember this for whoever reads a counterexample."""
@@ -83,6 +85,7 @@ class Checks:
         """A rank has committed a step."""
         self.steps += 1
         self.endings[ending] += 1
+        self.states.add(self._world.fingerprint())
         self._committed[kept.reduced.step] = kept.reduced.gradients
         self.note(f"{rank.label} ({role}) commits step {kept.reduced.step}, {ending}, of {_who(kept.reduced.gradients)}")
 

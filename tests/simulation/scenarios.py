@@ -1,23 +1,78 @@
-"""Random jobs with random faults, each a function of its number."""
+"""Runs by the thousand: random jobs with random faults, each a function of its number, and small ones exhaustively."""
 
 from __future__ import annotations
 
 import os
 import traceback
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
+from itertools import islice
 from multiprocessing import get_context
 from random import Random
 
+from tests.simulation.exhaustive import small_job
 from tests.simulation.faults import Fault, random_faults, run
 from tests.simulation.world import World
 
 from fthsdp.data.policies import BatchPolicy, LrPolicy, Policies
 
-__all__ = ["Covered", "explore", "scenario"]
+__all__ = ["Case", "Covered", "cover", "explore", "random_case", "small_case"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One run, as data."""
+
+    number: int
+    """Of a random job; the seed of a small one."""
+    faults: tuple[Fault, ...]
+    small: bool = False
+    lasting: float = 0.0
+    """Seconds before what lasts among the faults is healed."""
+
+    def run(self) -> World:
+        """Run it to its end; raises Violation."""
+        return run(self.world(), self.faults, lasting=self.lasting)
+
+    def world(self) -> World:
+        """Return the job before its first event."""
+        return small_job(self.number) if self.small else _random_job(Random(self.number), self.number)  # noqa: S311
+
+    def __str__(self) -> str:
+        told = ", ".join(map(str, self.faults)) or "no faults"
+        return f"{'small' if self.small else 'random'} job {self.number} with {told}"
+
+
+def _random_job(random: Random, number: int) -> World:
+    replicas, ranks = random.choice([1, 2, 3, 3, 3, 4, 5]), random.choice([1, 2, 2, 3])
+    return World(
+        number,
+        replicas=replicas,
+        spares=random.choice([0, 0, 0, 1, 2]),
+        ranks=ranks,
+        steps=random.randint(1, 8),
+        min_replicas=random.randint(1, replicas),
+        policies=random.choice([Policies(), Policies(lr=LrPolicy.LINEAR), Policies(batch=BatchPolicy.CONSTANT)]),
+        weights=random.choice([(), (), (1, 2), (3, 1, 1)]),
+        unruly=random.choice([0.0, 0.05, 0.3]),
+        download_seconds=random.choice([0.0, 0.2, 2.0]),
+    )
+
+
+def random_case(number: int) -> Case:
+    """Return a random job with random faults."""
+    random = Random(number)  # noqa: S311
+    world = _random_job(random, number)
+    most, events = random.choice([0, 1, 2, 4, 8]), random.choice([200, 500, 1500])
+    faults = random_faults(random, most=most, replicas=len(world.replicas), ranks=world.ranks, events=events)
+    return Case(number=number, faults=tuple(faults), lasting=random.choice([0.0, 2.0, 20.0]))
+
+
+def small_case(seed: int, faults: Sequence[Fault]) -> Case:
+    """Return a small job with these faults."""
+    return Case(number=seed, faults=tuple(faults), small=True)
 
 
 @dataclass(slots=True)
@@ -28,6 +83,8 @@ class Covered:
     events: int = 0
     steps: int = 0
     """Committed, all ranks together."""
+    states: set[int] = field(default_factory=set)
+    """Different situations of the whole job at the end of a step somewhere."""
     endings: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
 
@@ -36,71 +93,48 @@ class Covered:
         self.runs += other.runs
         self.events += other.events
         self.steps += other.steps
+        self.states |= other.states
         self.endings.update(other.endings)
         self.failures += other.failures
 
-    def count(self, world: World) -> None:
-        """Count one run."""
-        self.runs += 1
-        self.events += world.clock.events
-        self.steps += world.checks.steps
-        self.endings.update(world.checks.endings)
-
     def __str__(self) -> str:
         endings = ", ".join(f"{number:,} {name}" for name, number in self.endings.most_common())
-        return f"{self.runs:,} runs, {self.events:,} events, {self.steps:,} steps committed ({endings})"
+        return (
+            f"{self.runs:,} schedules, {self.events:,} simulated steps, {len(self.states):,} different states,"
+            f" {self.steps:,} training steps committed by a rank ({endings})"
+        )
 
 
-def scenario(number: int) -> tuple[World, list[Fault], float]:
-    """Return a job, its faults and how long what lasts among them lasts."""
-    random = Random(number)  # noqa: S311
-    replicas, ranks = random.choice([1, 2, 3, 3, 3, 4, 5]), random.choice([1, 2, 2, 3])
-    spares = random.choice([0, 0, 0, 1, 2])
-    world = World(
-        number,
-        replicas=replicas,
-        spares=spares,
-        ranks=ranks,
-        steps=random.randint(1, 8),
-        min_replicas=random.randint(1, replicas),
-        policies=random.choice(
-            [Policies(), Policies(lr=LrPolicy.LINEAR), Policies(batch=BatchPolicy.CONSTANT)],
-        ),
-        weights=random.choice([(), (), (1, 2), (3, 1, 1)]),
-        unruly=random.choice([0.0, 0.05, 0.3]),
-        download_seconds=random.choice([0.0, 0.2, 2.0]),
-    )
-    most, events = random.choice([0, 1, 2, 4, 8]), random.choice([200, 500, 1500])
-    faults = random_faults(random, most=most, replicas=replicas + spares, ranks=ranks, events=events)
-    return world, faults, random.choice([0.0, 2.0, 20.0])
-
-
-def _cover(numbers: Iterable[int]) -> Covered:
+def cover(cases: Sequence[Case]) -> Covered:
+    """Run these, until one fails."""
     covered = Covered()
-    for number in numbers:
-        world, faults, lasting = scenario(number)
+    for case in cases:
         try:
-            run(world, faults, lasting=lasting)
+            world = case.run()
         except Exception:
-            told = ", ".join(map(str, faults))
-            covered.failures.append(f"scenario {number} with faults {told or 'none'}:\n{traceback.format_exc()}")
-        covered.count(world)
+            covered.failures.append(f"{case}:\n{traceback.format_exc()}")
+            return covered
+        covered.runs += 1
+        covered.events += world.clock.events
+        covered.steps += world.checks.steps
+        covered.states |= world.checks.states
+        covered.endings.update(world.checks.endings)
     return covered
 
 
-def explore(numbers: Iterator[int], *, events: int, batch: int = 25) -> Covered:
-    """Run scenarios on all processors until so many events have happened, or one fails."""
+def explore(cases: Iterator[Case], *, events: int | None = None, batch: int = 20) -> Covered:
+    """Run cases on all processors: all of them, or until so many events have happened; ends when one fails."""
     covered = Covered()
     workers = len(os.sched_getaffinity(0))
     with ProcessPoolExecutor(workers, mp_context=get_context("fork")) as pool:
-        take = partial(_take, numbers, batch)
-        running = [pool.submit(_cover, take()) for _ in range(2 * workers)]
+        running = [pool.submit(cover, list(islice(cases, batch))) for _ in range(2 * workers)]
         while running:
-            covered.add(running.pop(0).result())
-            if covered.events < events and not covered.failures:
-                running.append(pool.submit(_cover, take()))
+            done = running.pop(0).result()
+            covered.add(done)
+            if covered.failures:
+                pool.shutdown(cancel_futures=True)
+                break
+            following = list(islice(cases, batch)) if events is None or covered.events < events else []
+            if following:
+                running.append(pool.submit(cover, following))
     return covered
-
-
-def _take(numbers: Iterator[int], batch: int) -> list[int]:
-    return [next(numbers) for _ in range(batch)]

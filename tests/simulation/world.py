@@ -93,6 +93,20 @@ class World:
             self.clock.next()
         self.checks.finished(self.steps)
 
+    def fingerprint(self) -> int:
+        """Return a number that is the same where the job stands in the same situation, whenever that is."""
+        return hash(
+            (
+                tuple(
+                    (n, r.alive, r.leader.state.epoch, r.leader.state.fence, r.leader.state.broken, r.link is None)
+                    + tuple((k.loop.step, k.loop.full, type(k.pending).__name__, k.owner.frozen) for k in r.ranks)
+                    for n, r in self.replicas.items()
+                ),
+                self.coordinator.owner.alive,
+                self.coordinator.membership.epoch,
+            )
+        )
+
     def describe(self) -> str:
         """Say where everybody stands."""
         lines = [
