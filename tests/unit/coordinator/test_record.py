@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fthsdp.coordinator.events import Decided, Effect, Finished, Left, Removed, Started
+from fthsdp.coordinator.events import Decided, Effect, Finished, Left, Removed, Stalled, Started
 from fthsdp.coordinator.messages import Cause, EpochRecord, JoinRecord, Member, Outcome, Records, Role, StepRecord
 from fthsdp.coordinator.record import RunEvent, RunRecord, event_of
 
@@ -79,6 +79,7 @@ def test_an_undisturbed_run() -> None:
         "failures": [],
         "joins": [],
         "leaves": [],
+        "stalls": [],
         "samples": {"trained": 48, "duplicated": 0, "missing": 0, "pending": 0},
         "digests": {"compared": 8, "mismatched": 0},
         "outcomes": {"compared": 4, "mismatched": 0},
@@ -346,6 +347,12 @@ def test_leaving_is_no_failure() -> None:
     run.happens(Left(replica=1, attempt=0, reason="SIGTERM"), 4.0)
     assert run.report["failures"] == []
     assert run.report["leaves"] == [{"replica": 1, "attempt": 0, "reason": "SIGTERM", "left_s": 3.0}]
+
+
+def test_a_stall_is_on_record() -> None:
+    run = Run()
+    run.happens(Stalled(step=6, reason="replica 0: 2 in body of step 6"), 300.0)
+    assert run.report["stalls"] == [{"step": 6, "reason": "replica 0: 2 in body of step 6", "noticed_s": 300.0}]
 
 
 def test_events_survive_as_json() -> None:

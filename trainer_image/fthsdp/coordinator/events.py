@@ -28,6 +28,7 @@ __all__ = [
     "Received",
     "Removed",
     "Send",
+    "Stalled",
     "Started",
     "Tick",
     "Withdrawn",
@@ -55,6 +56,9 @@ class MembershipSettings:
     """How long a member that talks may leave a fence unanswered. Only a rank that hangs takes longer than seconds."""
     connect_timeout: float = 60.0
     """How long a planned epoch waits for its rings. Covers several attempts of 10 s to connect one."""
+    stall_timeout: float = 300.0
+    """After so long without the end of any step, the ranks are asked where they are. Who has kept the others waiting
+    for half of it is taken out."""
 
     def __post_init__(self) -> None:
         if self.replicas < 1:
@@ -157,6 +161,15 @@ class Removed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Stalled:
+    """No step ends, and this is where everybody is."""
+
+    step: int
+    """The one that does not end."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Left:
     """A replica left as it had asked."""
 
@@ -209,4 +222,4 @@ class Finished:
     step: int
 
 
-Effect = Persist | Send | Drop | Fenced | Removed | Left | Decided | Started | Proposed | Withdrawn | Finished
+Effect = Persist | Send | Drop | Fenced | Removed | Stalled | Left | Decided | Started | Proposed | Withdrawn | Finished

@@ -30,6 +30,8 @@ class Peer:
     """False: known from the ledger only, it has not yet come back to this coordinator."""
     heard: float
     """When it last said something."""
+    connected: float = 0.0
+    """When its newest connection began."""
     deadline: float | None = None
     """When it is lost unless it reconnects; None while connected."""
     baseless: float | None = None
@@ -120,6 +122,11 @@ class Facts:
         joiners = {p.replica: p.as_member() for p in self.joiners()} if self.paused else {}
         entered = self.proposal is not None and self.proposal.entered
         return joiners | {r: m for r, m in self.union().items() if not (entered and self.has_left(m))}
+
+    def taking_part(self) -> dict[int, Member]:
+        """Everybody who has to do something so that a step ends."""
+        inside = [*(self.record.members if self.record else ()), *(self.begun.members if self.begun else ())]
+        return {m.replica: m for m in inside if not (self.is_lost(m) or self.has_left(m))}
 
     def joiners(self) -> Iterator[Peer]:
         """Newcomers that wait to be taken in, in order.

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from fthsdp.coordinator.events import Decided, Effect, Finished, Left, Removed, Started
+from fthsdp.coordinator.events import Decided, Effect, Finished, Left, Removed, Stalled, Started
 from fthsdp.coordinator.messages import Cause, JoinRecord, Records, Role, StepRecord
 from fthsdp.ranges import Range, count, subtract, union
 
@@ -31,12 +31,13 @@ class RunEvent(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    kind: Literal["decided", "started", "lost-everything", "removed", "left", "finished"]
+    kind: Literal["decided", "started", "lost-everything", "removed", "stalled", "left", "finished"]
     at: float
     """Unix time in seconds."""
     epoch: int | None = None
     step: int | None = None
-    """decided: the last step that counts; started: of the checkpoint it begins from; finished: the last step."""
+    """decided: the last step that counts; started: of the checkpoint it begins from; stalled: the one that does not
+    end; finished: the last step."""
     replica: int | None = None
     attempt: int | None = None
     cause: Cause | None = None
@@ -76,6 +77,8 @@ def event_of(effect: Effect, at: float) -> RunEvent | None:
                 reason=effect.reason,
                 member=effect.member,
             )
+        case Stalled():
+            return RunEvent(kind="stalled", at=at, step=effect.step, reason=effect.reason)
         case Left():
             return RunEvent(kind="left", at=at, replica=effect.replica, attempt=effect.attempt, reason=effect.reason)
         case Finished():
@@ -141,6 +144,7 @@ class RunRecord:
         self._failures: list[_Failure] = []
         self._leaves: list[RunEvent] = []
         self._starts: list[RunEvent] = []
+        self._stalls: list[RunEvent] = []
         self._lines: dict[int, dict[str, Any]] = {}
         self._printed: int | None = None
         self._trained: tuple[Range, ...] = ()
@@ -167,6 +171,8 @@ class RunRecord:
                         failure.decided = event
             case "removed":
                 self._failures.append(_Failure(event=event))
+            case "stalled":
+                self._stalls.append(event)
             case "left" if (event.replica, event.attempt) not in {(e.replica, e.attempt) for e in self._leaves}:
                 # A restarted coordinator may see once more that somebody has left.
                 self._leaves.append(event)
@@ -280,6 +286,7 @@ class RunRecord:
                 {"replica": e.replica, "attempt": e.attempt, "reason": e.reason, "left_s": self._clock(e.at)}
                 for e in self._leaves
             ],
+            "stalls": [{"step": e.step, "reason": e.reason, "noticed_s": self._clock(e.at)} for e in self._stalls],
             "samples": self._samples(),
             "digests": {"compared": self._compared, "mismatched": self._mismatched},
             "outcomes": {"compared": len(self._steps), "mismatched": self._outcomes_differ},

@@ -34,6 +34,7 @@ from fthsdp.coordinator.events import (
     Received,
     Removed,
     Send,
+    Stalled,
     Started,
     Tick,
     Withdrawn,
@@ -65,7 +66,7 @@ __all__ = ["Coordinator"]
 log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
-_News = Fenced | Removed | Left | Decided | Started | Proposed | Withdrawn | Finished
+_News = Fenced | Removed | Stalled | Left | Decided | Started | Proposed | Withdrawn | Finished
 
 TICK = 0.1
 """Seconds between two looks at the clock: how late a timeout can be noticed."""
@@ -201,7 +202,17 @@ class Coordinator:
                     self._write(connection, effect.message)
             case Drop():
                 self._drop(effect.connection)
-            case Fenced() | Removed() | Left() | Decided() | Started() | Proposed() | Withdrawn() | Finished():
+            case (
+                Fenced()
+                | Removed()
+                | Stalled()
+                | Left()
+                | Decided()
+                | Started()
+                | Proposed()
+                | Withdrawn()
+                | Finished()
+            ):
                 self._note(effect)
             case _ as never:
                 assert_never(never)
@@ -403,6 +414,8 @@ def _in_words(effect: _News) -> str:
             return f"fencing everything up to epoch {effect.epoch}: {effect.reason}"
         case Removed():
             return f"replica {effect.replica} attempt {effect.attempt} is out ({effect.cause}): {effect.reason}"
+        case Stalled():
+            return f"step {effect.step} does not end: {effect.reason}"
         case Left():
             return f"replica {effect.replica} attempt {effect.attempt} left: {effect.reason}"
         case Decided():
