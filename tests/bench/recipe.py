@@ -21,7 +21,7 @@ __all__ = ["BATCH", "LENGTH", "MICRO_BATCH", "RANKS", "REPLICAS", "dataset", "ga
 
 REPLICAS, RANKS = 2, 2
 MODEL = ModelSize.SMALL
-BATCH, MICRO_BATCH = 4, 1
+BATCH, MICRO_BATCH = 4, 2
 """Samples of a replica in a step, and of a rank at once."""
 LENGTH = 64
 """Bytes of a sample."""

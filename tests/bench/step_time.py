@@ -14,7 +14,7 @@ from tests.bench.workload import Workload
 
 __all__ = ["healthy_steps"]
 
-STEPS = 4
+STEPS = 3
 """Steps of a block."""
 
 
