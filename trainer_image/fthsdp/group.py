@@ -149,6 +149,7 @@ class ReplicaGroup:
         self._let_go = threading.Event()
         """The run is over for this replica: finished, or let go at a boundary."""
         self._key = key
+        self._settings = settings
         self._started = started
         self._process_group = _join_replica(identity)
         self.mesh: DeviceMesh = init_device_mesh("cpu", (identity.world_size,))
@@ -285,6 +286,11 @@ class ReplicaGroup:
             attempt=self.identity.attempt,
             addresses=addresses,
             on_message=self._shell.on_message,
+            times={
+                "keepalive_interval": self._settings.keepalive_interval,
+                "ring_silence_timeout": self._settings.silence_timeout,
+                "ring_connect_timeout": self._settings.connect_timeout,
+            },
         )
 
     def _on_connected(self, epoch: int) -> None:

@@ -82,14 +82,25 @@ class Job:
         self.stored += [e.ledger for e in self.effects if isinstance(e, Persist)]
         return self.effects
 
-    def hello(self, replica: int, attempt: int = 0, *, ranks: int = 2, port: int = 1, **state: Any) -> None:
+    def hello(
+        self,
+        replica: int,
+        attempt: int = 0,
+        *,
+        ranks: int = 2,
+        port: int = 1,
+        times: dict[str, float] | None = None,
+        **state: Any,
+    ) -> None:
         connection = max([0, *self.connections.values()]) + 1
         known = self.attempts.get(replica)
         if state or known != attempt:
             self.states[replica] = MemberState(**{"origin": "a"} | state)
         self.attempts[replica], self.connections[replica] = attempt, connection
         addresses = tuple(f"10.0.{replica}.{attempt}:{port + rank}" for rank in range(ranks))
-        message = Hello(replica=replica, attempt=attempt, addresses=addresses, state=self.states[replica])
+        message = Hello(
+            replica=replica, attempt=attempt, addresses=addresses, state=self.states[replica], times=times or {}
+        )
         self.do(Received(connection=connection, replica=replica, attempt=attempt, message=message))
 
     def say(self, replica: int, **changes: Any) -> list[Effect]:
@@ -242,6 +253,11 @@ def test_a_start_with_too_few_of_the_same_state_is_paused_until_the_others_have_
         ({"replica": 1, "attempt": 2, "ranks": 3}, "replica 1 attempt 2 has 3 ranks, but the other replicas have 2"),
         ({"replica": 1, "attempt": 2, "ranks": 0}, "replica 1 attempt 2 names no address"),
         ({"replica": 1, "attempt": 2, "epoch": 1}, "replica 1 attempt 2 is no member any more"),
+        (
+            {"replica": 1, "attempt": 2, "times": {"ring_connect_timeout": 60.0, "of another version": 1.0}},
+            "replica 1 attempt 2 does not fit the coordinator: connect-timeout is 60 s: it must be longer than the"
+            " ring's connect-timeout (60 s): a ring that does not connect says why",
+        ),
         ({"replica": 1, "attempt": 2, "epoch": 9}, "replica 1 attempt 2 knows epoch 9, but the newest here is 1"),
     ],
 )

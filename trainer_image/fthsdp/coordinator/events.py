@@ -7,8 +7,9 @@ tell the log and the run record what happened.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
+from fthsdp import timeouts
 from fthsdp.coordinator.ledger import Ledger
 from fthsdp.coordinator.messages import Cause, EpochRecord, Exited, FromCoordinator, Hello, State
 from fthsdp.errors import ConfigError
@@ -69,18 +70,15 @@ class MembershipSettings:
             )
         if self.spares < 0:
             raise ConfigError(f"spares is {self.spares}: it cannot be negative")
-        for name in ("start_timeout", "reconnect_grace", "answer_timeout", "connect_timeout"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name.replace('_', '-')} is {getattr(self, name):g} s: it cannot be negative")
-        if self.silence_timeout < 2:
-            raise ConfigError(
-                f"silence-timeout is {self.silence_timeout:g} s: leaders speak once a second, it must be at least 2 s"
-            )
-        if self.reconnect_grace > self.silence_timeout:
-            raise ConfigError(
-                f"reconnect-grace ({self.reconnect_grace:g} s) must not be longer than"
-                f" silence-timeout ({self.silence_timeout:g} s)"
-            )
+        for name, seconds in self.times.items():
+            if not 0 <= seconds < float("inf"):
+                raise ConfigError(f"{name.replace('_', '-')} is {seconds:g} s: it must be a number and not negative")
+        timeouts.check(self.times)
+
+    @property
+    def times(self) -> dict[str, float]:
+        """All times, by their names in ``fthsdp.timeouts``."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name in timeouts.TIMEOUTS}
 
 
 # --- events ---------------------------------------------------------------------------------------------------------

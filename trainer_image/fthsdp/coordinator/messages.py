@@ -279,6 +279,8 @@ class Hello(_Model):
     attempt: int
     addresses: tuple[str, ...]
     state: MemberState = MemberState()
+    times: dict[str, float] = {}
+    """The times in seconds that its ranks go by, named as in ``fthsdp.timeouts``, as far as they can be set."""
 
 
 class State(_Model):
