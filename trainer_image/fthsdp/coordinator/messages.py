@@ -155,7 +155,8 @@ class RankReport(_Model):
     seconds: float
     """For how long it has been in this phase."""
     stack: str = Field(default="", max_length=4096)
-    """Of its training thread, the innermost frame last; empty where nobody could tell."""
+    """Of its training thread, the innermost frame last; empty where nobody could tell. A leader sends those of the
+    first few ranks that do not wait: a replica can have thousands."""
 
 
 class MemberState(_Model):

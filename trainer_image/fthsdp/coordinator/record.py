@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict
 
 from fthsdp.coordinator.events import Decided, Effect, Finished, Left, Removed, Stalled, Started
 from fthsdp.coordinator.messages import Cause, JoinRecord, Records, Role, StepRecord
+from fthsdp.data.lanes import below_first, below_last
 from fthsdp.ranges import Range, count, subtract, union
 
 __all__ = ["RunEvent", "RunRecord", "event_of"]
@@ -297,9 +298,8 @@ class RunRecord:
 
     def _samples(self) -> dict[str, int]:
         """Samples of steps that nobody told the ranges of are taken for those that fill the holes."""
-        end = self._trained[-1][1] if self._trained else 0
         told = [number for number, step in self._steps.items() if step.trained]
-        holes = subtract([(0, end)], (*self._trained, *self._trained_before(told)))
+        holes = subtract(below_last(self._trained), (*self._trained, *self._trained_before(told)))
         pending = count(holes) - count(subtract(holes, self._steps[max(told)].returned)) if told else 0
         return {
             "trained": count(self._trained) + self._untold,
@@ -314,7 +314,9 @@ class RunRecord:
             return ()
         first = self._steps[min(told)]
         known = (*first.trained, *first.returned)
-        return tuple(subtract([(0, max(end for _, end in known))], known))
+        # A lane of which that step had nothing goes on where it was left.
+        later = subtract(self._trained, known)
+        return subtract((*below_last(known), *below_first(later)), known)
 
     def _spans(self) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
         failures = [f.span for f in self._failures if f.event.member]

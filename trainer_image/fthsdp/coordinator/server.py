@@ -59,7 +59,7 @@ from fthsdp.coordinator.messages import (
 from fthsdp.coordinator.record import RunRecord, event_of
 from fthsdp.coordinator.store import EpochStore, StoreUnavailable
 from fthsdp.errors import ConnectionLost, Refused, WireError
-from fthsdp.wire import Json, accept_async, encode_frame, read_frame
+from fthsdp.wire import Json, accept_async, frame_text, read_frame
 
 __all__ = ["Coordinator"]
 
@@ -123,6 +123,8 @@ class Coordinator:
         """Whether the report is not what was written last."""
         self._events: asyncio.Queue[Event | _Question] = asyncio.Queue()
         self._connections: dict[int, _Connection] = {}
+        self._encoded: tuple[FromCoordinator | None, bytes] = (None, b"")
+        """The message that was sent last, and its frame."""
         self._numbers = itertools.count(1)
         self._strangers = 0
         self._handlers: set[asyncio.Task[None]] = set()
@@ -223,10 +225,16 @@ class Coordinator:
             log.warning("refused: %s", message.reason)
         if writer.is_closing():
             return
-        writer.write(encode_frame(message.model_dump(mode="json")))
+        writer.write(self._encode(message))
         if writer.transport.get_write_buffer_size() > LARGEST_BACKLOG:
             log.warning("connection %d does not read what it is sent; it is cut", connection.number)
             writer.transport.abort()
+
+    def _encode(self, message: FromCoordinator) -> bytes:
+        """What goes to all leaders in turn is put into words once: an epoch of 100,000 ranks fills megabytes."""
+        if message != self._encoded[0]:
+            self._encoded = message, frame_text(message.model_dump_json())
+        return self._encoded[1]
 
     def _drop(self, number: int) -> None:
         connection = self._connections.get(number)
