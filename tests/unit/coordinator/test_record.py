@@ -9,6 +9,7 @@ import pytest
 from fthsdp.coordinator.events import Decided, Effect, Finished, Left, Removed, Stalled, Started
 from fthsdp.coordinator.messages import Cause, EpochRecord, JoinRecord, Member, Outcome, Records, Role, StepRecord
 from fthsdp.coordinator.record import RunEvent, RunRecord, event_of
+from fthsdp.data.lanes import POSITIONS
 
 START = 1000.0
 """Unix time at which the first epoch begins."""
@@ -333,6 +334,34 @@ def test_a_run_that_starts_from_a_checkpoint_of_another_run_takes_the_samples_be
     run.steps(step(0, 42, 1, 2, trained=(*waiting, (489, 493)), total_samples=12))
     assert run.report["samples"] == {"trained": 24, "duplicated": 0, "missing": 1, "pending": 0}
     assert [line["step"] for line in run.record.take_lines()] == [41, 42]
+
+
+def lane(number: int, start: int, stop: int) -> tuple[int, int]:
+    return number * POSITIONS + start, number * POSITIONS + stop
+
+
+def lane_step(number: int, *trained: tuple[int, int], returned: tuple[tuple[int, int], ...] = ()) -> StepRecord:
+    return step(0, number, number, number + 1.0, samples=(), trained=trained, returned=returned)
+
+
+def test_samples_of_a_stream_are_counted_lane_by_lane() -> None:
+    run = Run()
+    run.steps(
+        lane_step(1, lane(0, 0, 4), lane(2, 0, 4), returned=(lane(1, 0, 4),)),
+        lane_step(2, lane(1, 0, 2), lane(3, 0, 4), returned=(lane(1, 2, 4),)),
+        lane_step(3, lane(0, 5, 6), lane(1, 4, 5), returned=(lane(1, 2, 4),)),
+    )
+    assert run.report["samples"] == {"trained": 16, "duplicated": 0, "missing": 1, "pending": 2}
+
+
+def test_lanes_go_on_where_a_checkpoint_of_another_run_left_them() -> None:
+    run = Run()
+    run.steps(
+        lane_step(101, lane(0, 50, 54), returned=(lane(2, 7, 9),)),
+        lane_step(102, lane(1, 60, 64), returned=(lane(2, 7, 9),)),
+        lane_step(103, lane(2, 7, 9), lane(2, 30, 34)),
+    )
+    assert run.report["samples"] == {"trained": 14, "duplicated": 0, "missing": 0, "pending": 0}
 
 
 def test_effective_training_time_counts_what_dead_and_stalled_replicas_did_not_do() -> None:

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict
 
 from fthsdp.coordinator.events import Decided, Effect, Finished, Left, Removed, Stalled, Started
 from fthsdp.coordinator.messages import Cause, JoinRecord, Records, Role, StepRecord
-from fthsdp.data.lanes import below_first, below_last
+from fthsdp.data.lanes import POSITIONS, below_first, below_last
 from fthsdp.ranges import Range, count, subtract, union
 
 __all__ = ["RunEvent", "RunRecord", "event_of"]
@@ -314,9 +314,10 @@ class RunRecord:
             return ()
         first = self._steps[min(told)]
         known = (*first.trained, *first.returned)
-        # A lane of which that step had nothing goes on where it was left.
-        later = subtract(self._trained, known)
-        return subtract((*below_last(known), *below_first(later)), known)
+        before = below_last(known)
+        if self._trained[-1][1] > POSITIONS:  # where the other lanes of a stream were left shows when they go on
+            before += below_first(subtract(self._trained, known))
+        return subtract(before, known)
 
     def _spans(self) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
         failures = [f.span for f in self._failures if f.event.member]
