@@ -212,6 +212,7 @@ def whole(state: Any) -> dict[str, str]:
             found[f"{name}/{key}"] = text(value)
     for index, group in enumerate(state.optimizer.param_groups):
         found |= {f"group {index}/{key}": text(value) for key, value in group.items() if key != "params"}
+    found["updates"] = text(state.updates)
     if state.scheduler is not None:
         found["scheduler"] = text(state.scheduler.state_dict())
     if state.user is not None:

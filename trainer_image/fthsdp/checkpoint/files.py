@@ -353,24 +353,29 @@ def _check_fits(stored: _Stored, state: TrainState, shards: Shards) -> None:
                 f"the checkpoint {stored.folder} is of another model: {name} is {there.get(name, 'missing')} there and"
                 f" {here.get(name, 'missing')} here; {_REMEDY}"
             )
-    for what in ("groups", "scheduler", "user"):
-        if _outline(stored.content[what]) != _outline(content[what]):
-            raise ConfigError(f"the checkpoint {stored.folder} {_OTHER[what]} than this script; {_REMEDY}")
+    for what, words in _OTHER.items():
+        if _outline(what, stored.content) != _outline(what, content):
+            raise ConfigError(f"the checkpoint {stored.folder} has {words} than this script; {_REMEDY}")
 
 
 _REMEDY = "start the script that wrote it, or name another folder"
 _OTHER = {
-    "groups": "has other optimizer groups",
-    "scheduler": "has another scheduler",
-    "user": "has other user state",
+    "groups": "another optimizer, or other groups of parameters,",
+    "scheduler": "another scheduler",
+    "scaler": "another scaler",
+    "user": "other user state",
+    "extra": "other extra state",
 }
 
 
-def _outline(part: Any) -> object:
-    """What has to be the same: the parameters and options of the optimizer's groups, that there is a state at all."""
-    if isinstance(part, list):
-        return [(group["params"], sorted(group["options"])) for group in part]
-    return part is None
+def _outline(what: str, content: _Json) -> object:
+    """What has to be the same: the names of parameters, options and modules, and that there is a state at all."""
+    match what:
+        case "groups":
+            return [(group["params"], sorted(group["options"])) for group in content[what]]
+        case "extra":
+            return sorted(content[what])
+    return content[what] is None
 
 
 def _describe(dtype: torch.dtype, shape: Sequence[int]) -> str:
