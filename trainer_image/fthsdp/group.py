@@ -325,7 +325,11 @@ def replica_group(*, seed: int = 0, settings: FtarSettings | None = None) -> Ite
     with _exit_codes():
         identity = Identity.from_environment()
         group = ReplicaGroup(
-            identity, read_job_key(), seed=seed, settings=settings or FtarSettings(), started=_process_start()
+            identity,
+            read_job_key(),
+            seed=seed,
+            settings=settings or FtarSettings.from_environment(),
+            started=_process_start(),
         )
         previous = signal.signal(
             signal.SIGTERM, lambda *_: threading.Thread(target=group._leave, name="fthsdp-leave", daemon=True).start()
