@@ -24,7 +24,7 @@ __all__ = ["await_commits", "commits", "inside_the_collective", "kills_and_a_fre
 WORKLOAD = Workload(parameters=32, compute=0.25)
 WARM = 3
 """Steps before the first one that counts."""
-QUIET = 5
+QUIET = 4
 """Ordinary steps that are measured before anything happens."""
 
 

@@ -48,7 +48,7 @@ def gates() -> Iterator[None]:
     """Yield once before each step, which may then begin; a line of input allows as many steps as it says."""
     emit("ready")
     for line in sys.stdin:
-        began = time.monotonic()
+        began, busy = time.monotonic(), time.process_time()
         for _ in range(int(line)):
             yield
-        emit("block", began=began)
+        emit("block", began=began, busy=time.process_time() - busy)

@@ -6,7 +6,7 @@ import time
 
 from tests.bench.faults import await_commits, commits, stall, warm_up
 from tests.bench.figures import Figure, at_most
-from tests.bench.jobs import FthsdpJob, coordinator_offers
+from tests.bench.jobs import FthsdpJob
 from tests.bench.plan import Plan
 from tests.bench.processes import BenchmarkFailed
 from tests.bench.workload import Workload
@@ -21,8 +21,6 @@ WATCHED = 6
 
 def one_spare(plan: Plan) -> list[Figure]:
     """Kill an active replica while a spare has caught up, and count the steps that begin with fewer replicas."""
-    if not coordinator_offers("--spares"):
-        return [Figure(name=NAME, unit="steps", must=at_most(0), note="not measured: the coordinator has no --spares")]
     narrow: list[float] = []
     stalls: list[float] = []
     for _ in range(plan.repetitions):
