@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from tests.bench.faults import await_commits, commits, stall, warm_up
+from tests.bench.faults import await_commits, commits, warm_up
 from tests.bench.figures import Figure, at_most
 from tests.bench.jobs import FthsdpJob
 from tests.bench.plan import Plan
@@ -22,7 +22,6 @@ WATCHED = 6
 def one_spare(plan: Plan) -> list[Figure]:
     """Kill an active replica while a spare has caught up, and count the steps that begin with fewer replicas."""
     narrow: list[float] = []
-    stalls: list[float] = []
     for _ in range(plan.repetitions):
         with FthsdpJob(2, WORKLOAD, spares=1) as job:
             spare = _the_spare(job)
@@ -34,8 +33,7 @@ def one_spare(plan: Plan) -> list[Figure]:
             job.replicas[spare] = standby
             await_commits([job.replicas[survivor]], WATCHED + 3, after=killed)
             narrow.append(_narrow_steps(job))
-            stalls.append(stall(job.replicas[survivor], killed))
-        plan.say(f"{narrow[-1]:.0f} steps below full width after the decision, stall {stalls[-1]:.3f} s")
+        plan.say(f"{narrow[-1]:.0f} steps below full width after the decision")
     return [Figure(name=NAME, unit="steps", values=tuple(narrow), must=at_most(0), aim=at_most(0))]
 
 
