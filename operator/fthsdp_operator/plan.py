@@ -477,15 +477,16 @@ def _status(
     completion_time: float | None = None,
 ) -> JobStatus:
     before, wanted = job.status, job.spec.replicas
-    # At the end of a run the spares have finished too, and for a moment after a change more may train than are wanted.
-    ready = min(sum(entry.state in (ReplicaState.ACTIVE, ReplicaState.FINISHED) for entry in entries), wanted)
+    # A spare trains from the decision on that takes out somebody else, and at the end it has finished too.
+    there = sum(entry.state in (*_READY, ReplicaState.FINISHED) for entry in entries)
+    ready = min(there, wanted)
     start_time = before.start_time if before.start_time is not None or not ready else now
     state = state or _state(job, observed, ready, over=over, started=start_time is not None)
     return JobStatus(
         observed_generation=job.metadata.generation,
         state=state,
         ready=f"{ready}/{wanted}",
-        spares=_spares(job, entries, ready),
+        spares=f"{min(there - ready, job.spec.spares)}/{job.spec.spares}" if job.spec.spares else None,
         replicas=min(sum(bool(observed.group(entry.index, entry.attempt)) for entry in entries), wanted),
         ready_replicas=ready,
         selector=render.selector(job.name),
@@ -499,14 +500,6 @@ def _status(
         start_time=start_time,
         completion_time=completion_time,
     )
-
-
-def _spares(job: Job, entries: Iterable[ReplicaStatus], ready: int) -> str | None:
-    """Who is there beyond those that are wanted."""
-    if not job.spec.spares:
-        return None
-    there = sum(entry.state in (*_READY, ReplicaState.FINISHED) for entry in entries)
-    return f"{min(there - ready, job.spec.spares)}/{job.spec.spares}"
 
 
 def _step(job: Job, observed: Observed) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,9 @@ def _headline(report: Report) -> str:
     pace = "" if seconds["p50"] is None else f", half of them within {_seconds(seconds['p50'])}"
     share = report["effective_training_time"]
     useful = "" if share is None else f"; {share:.1%} of the replicas' time was training"
-    return f"{str(report['outcome']).capitalize()}: {steps} on {_count(report['replicas'], 'replica')}{pace}{useful}."
+    spares = f" and {_count(report['spares'], 'spare')}" if report["spares"] else ""
+    width = f"{_count(report['replicas'], 'replica')}{spares}"
+    return f"{str(report['outcome']).capitalize()}: {steps} on {width}{pace}{useful}."
 
 
 _STEP_OUTCOMES = {
@@ -46,8 +49,15 @@ def _failure(failure: Report) -> str:
     step = _STEP_OUTCOMES.get(failure["step_outcome"], "")
     return (
         f"Replica {failure['replica']} (attempt {failure['attempt']}) died {died}"
-        f" ({failure['cause']}: {failure['reason']}); {stalled}{step}."
+        f" ({failure['cause']}: {failure['reason']}); {stalled}{step}{_stepped_in(failure['stepped_in'])}."
     )
+
+
+def _stepped_in(replicas: Sequence[int]) -> str:
+    if not replicas:
+        return ""
+    names = " and ".join(str(replica) for replica in replicas)
+    return f"; replica {names} took over" if len(replicas) == 1 else f"; replicas {names} took over"
 
 
 def _join(join: Report) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from tests.bench.bandwidth import bus_bandwidth
 from tests.bench.churn import steady_failures
+from tests.bench.digest import digests
 from tests.bench.faults import inside_the_collective, kills_and_a_freeze
 from tests.bench.figures import Figure, table
 from tests.bench.joins import downloads
@@ -34,6 +35,7 @@ SCENARIOS: dict[str, Callable[[Plan], list[Figure]]] = {
     "spare": one_spare,
     "churn": steady_failures,
     "scale": large_job,
+    "digest": digests,
 }
 
 

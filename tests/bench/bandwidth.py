@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 from tests.bench.figures import Figure, at_least
 from tests.bench.plan import Plan
-from tests.bench.processes import ROOT, BenchmarkFailed, environment
+from tests.bench.processes import BenchmarkFailed, run_to_its_end
 
 __all__ = ["bus_bandwidth"]
 
@@ -21,9 +20,9 @@ def bus_bandwidth(plan: Plan) -> list[Figure]:
         file = Path(folder) / "rows.json"
         command = [sys.executable, "tests/bench/ftar_bandwidth.py", "--json", str(file)]
         command += ["--repetitions", str(plan.bandwidth)]
-        done = subprocess.run(command, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, text=True)
+        code, output = run_to_its_end(command)
         if not file.exists():
-            raise BenchmarkFailed(f"ftar_bandwidth.py ended with exit code {done.returncode}\n{done.stdout}")
+            raise BenchmarkFailed(f"ftar_bandwidth.py ended with exit code {code}\n{output}")
         rows = json.loads(file.read_text())["rows"]
     return [
         Figure(

@@ -9,19 +9,17 @@ import random
 import time
 from dataclasses import dataclass, field
 
-from tests.bench.faults import await_commits, commits
+from tests.bench.faults import WORKLOAD, await_commits, commits
 from tests.bench.figures import Figure, Of, at_least, at_most
 from tests.bench.jobs import SYSTEMS, FthsdpJob, Job, TorchftJob
 from tests.bench.plan import Plan
 from tests.bench.processes import Child
-from tests.bench.workload import Workload
 
 __all__ = ["steady_failures"]
 
 REPLICAS = 4
 MEAN = 15.0
 """Seconds between two failures."""
-WORKLOAD = Workload(parameters=8, compute=0.3)
 
 
 @dataclass(slots=True)
@@ -46,13 +44,10 @@ def steady_failures(plan: Plan) -> list[Figure]:
 
 
 def schedule(*, seed: int, seconds: float) -> list[tuple[float, int]]:
-    """Return when somebody dies and a number that says who."""
+    """Return when somebody dies and a number that says who: as many at random times as there are on average."""
     dice = random.Random(seed)
-    failures, at = [], dice.expovariate(1 / MEAN)
-    while at < seconds:
-        failures.append((at, dice.randrange(1 << 16)))
-        at += dice.expovariate(1 / MEAN)
-    return failures or [(seconds / 3, dice.randrange(1 << 16))]
+    times = sorted(dice.uniform(0, seconds) for _ in range(max(1, round(seconds / MEAN))))
+    return [(at, dice.randrange(1 << 16)) for at in times]
 
 
 def _live_through(job: Job, failures: list[tuple[float, int]], seconds: float, found: _Found) -> None:

@@ -124,7 +124,8 @@ def _values(values: Sequence[float], unit: str) -> str:
     if not values:
         return "-"
     median = number(statistics.median(values), unit)
-    return median if len(values) < 2 else f"{median} ({number(min(values), '')}…{number(max(values), '')})"
+    bare = "%" if unit == "%" else ""
+    return median if len(values) < 2 else f"{median} ({number(min(values), bare)}…{number(max(values), bare)})"
 
 
 HEADINGS = ("", "what", "fthsdp", "peer", "ratio", "must", "aim")
@@ -137,18 +138,12 @@ def _cells(figure: Figure) -> tuple[str, ...]:
     return (
         "MISSED" if figure.missed else "ok" if figure.must else "",
         figure.name,
-        _values(figure.values, figure.unit) if figure.unit != "%" else _shares(figure.values),
+        _values(figure.values, figure.unit),
         f"{figure.peer} {peer}" if figure.peer_values else "-",
         "-" if figure.ratio is None else f"{figure.ratio:.2f}",
         must,
         aim,
     )
-
-
-def _shares(values: Sequence[float]) -> str:
-    if not values:
-        return "-"
-    return f"{statistics.median(values):.1%} ({min(values):.1%}…{max(values):.1%})"
 
 
 def table(figures: Sequence[Figure]) -> str:

@@ -9,7 +9,6 @@ import json
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 from abc import ABC, abstractmethod
@@ -23,7 +22,7 @@ from tests.bench.peers import torchft_environment
 from tests.bench.processes import Child, Event, environment
 from tests.bench.workload import Workload
 
-__all__ = ["SYSTEMS", "FthsdpJob", "Job", "TorchftJob", "coordinator_offers", "free_port"]
+__all__ = ["SYSTEMS", "FthsdpJob", "Job", "TorchftJob", "free_port"]
 
 KEY = "0123456789abcdef" * 4
 
@@ -210,9 +209,3 @@ class TorchftJob(Job):
 
 
 SYSTEMS: tuple[type[Job], ...] = (FthsdpJob, TorchftJob)
-
-
-def coordinator_offers(option: str) -> bool:
-    """Whether our coordinator knows this option."""
-    command = [sys.executable, "-m", "fthsdp.coordinator", "--help"]
-    return option in subprocess.run(command, env=environment(), capture_output=True, text=True).stdout

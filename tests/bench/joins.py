@@ -19,7 +19,7 @@ __all__ = ["downloads"]
 WORKLOAD = Workload(parameters=4, compute=0.25)
 FACTORS = (1, 10)
 """How many steps a download takes."""
-QUIET = 8
+QUIET = 6
 """Ordinary steps that are measured before and after."""
 
 

@@ -37,4 +37,4 @@ class Plan:
 
 
 FULL = Plan(name="full", repetitions=5, blocks=20, churn=90.0, bandwidth=9)
-QUICK = Plan(name="quick", repetitions=1, blocks=5, churn=40.0, bandwidth=3)
+QUICK = Plan(name="quick", repetitions=1, blocks=4, churn=30.0, bandwidth=3)

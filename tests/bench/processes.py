@@ -15,13 +15,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-__all__ = ["ROOT", "BenchmarkFailed", "Child", "Event", "ended_by_signals", "environment"]
+__all__ = ["ROOT", "BenchmarkFailed", "Child", "Event", "ended_by_signals", "environment", "run_to_its_end"]
 
 ROOT = Path(__file__).parents[2]
 """The repository."""
@@ -116,15 +116,9 @@ class Child:
         self._process.wait()
         self._reader.join(DEADLINE)
         for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                _close(pipe.close)
-
-    def wait(self, deadline: float = DEADLINE) -> int:
-        """Wait until it ends by itself and return its exit code."""
-        try:
-            return self._process.wait(deadline)
-        except subprocess.TimeoutExpired:
-            raise self.failure(f"did not end within {deadline:g} s") from None
+            with suppress(BrokenPipeError):  # a line that it has not read
+                assert pipe is not None
+                pipe.close()
 
     def wait_for(self, what: str, *, step: int = -1, after: float = 0.0, deadline: float = DEADLINE) -> Event:
         """Wait for the first event of this kind, of at least this step, later than ``after`` (exclusive)."""
@@ -164,11 +158,25 @@ def _die_with_the_benchmark() -> None:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _close(close: Callable[[], None]) -> None:
+def run_to_its_end(command: Sequence[str]) -> tuple[int, str]:
+    """Run a program that has children of its own; return its exit code and output. None of them outlives this call."""
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=_die_with_the_benchmark,
+    )
     try:
-        close()
-    except BrokenPipeError:  # a line that a dead process has not read
-        return
+        output, _ = process.communicate()
+        return process.returncode, output
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 @contextmanager

@@ -21,7 +21,7 @@ __all__ = ["BATCH", "LENGTH", "MICRO_BATCH", "RANKS", "REPLICAS", "dataset", "ga
 
 REPLICAS, RANKS = 2, 2
 MODEL = ModelSize.SMALL
-BATCH, MICRO_BATCH = 4, 1
+BATCH, MICRO_BATCH = 4, 2
 """Samples of a replica in a step, and of a rank at once."""
 LENGTH = 64
 """Bytes of a sample."""
@@ -48,7 +48,7 @@ def gates() -> Iterator[None]:
     """Yield once before each step, which may then begin; a line of input allows as many steps as it says."""
     emit("ready")
     for line in sys.stdin:
-        began = time.monotonic()
+        began, busy = time.monotonic(), time.process_time()
         for _ in range(int(line)):
             yield
-        emit("block", began=began)
+        emit("block", began=began, busy=time.process_time() - busy)

@@ -8,7 +8,7 @@ any part of the digest. It is made to find divergence and broken hardware, not t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache
 
 import torch
@@ -19,10 +19,12 @@ from fthsdp.scramble import GAMMA, MASK, scramble
 __all__ = ["digest"]
 
 _COLUMNS = 64
+_ROW = 8 * _COLUMNS
+"""Bytes of a row."""
 _ROWS = 1024
 """Rows of a block, which has half a megabyte: larger ones leave the cache, smaller ones give more sums to weigh."""
-_SMALL = 1 << 16
-"""Bytes below which tensors are put together first: a call for each would cost more than copying them."""
+_SMALL = 1 << 14
+"""Bytes below which tensors are put together first: calls for each would cost more than copying them."""
 
 
 @torch.no_grad()
@@ -33,41 +35,41 @@ def digest(tensors: Iterable[Tensor]) -> int:
     """
     devices: dict[torch.device, list[Tensor]] = {}
     for tensor in tensors:
-        devices.setdefault(tensor.device, []).append(tensor.contiguous().reshape(-1).view(torch.uint8))
-    found: list[int] = []
-    for raw in devices.values():
-        found += torch.stack([_weighted_sum(words) for words in _words(raw)]).tolist()  # the only wait for the device
-    return scramble(sum(_odd(position) * value for position, value in enumerate(found)) & MASK)
+        devices.setdefault(tensor.device, []).append(tensor)
+    sums = [_weighted_sum(torch.cat(_sums(held)), device) for device, held in devices.items()]
+    return scramble(sum(_odd(position) * int(value) for position, value in enumerate(sums)) & MASK)
 
 
-def _words(raw: Iterable[Tensor]) -> list[Tensor]:
-    """Return the bytes of one device's tensors as 64-bit words, in few pieces."""
+def _sums(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Return few words that hold every bit of one device's tensors: sums over rows, and what is less than a row."""
     small: list[Tensor] = []
-    large: list[Tensor] = []
-    for one in raw:
-        whole = one.numel() // 8 * 8 if one.numel() >= _SMALL else 0
-        if whole:
-            large.append(one[:whole])
-        small.append(one[whole:])
-    together = torch.cat(small)
-    together = torch.nn.functional.pad(together, (0, -together.numel() % 8))
-    return [(one.clone() if one.storage_offset() % 8 else one).view(torch.int64) for one in (together, *large)]
+    sums: list[Tensor] = []
+    for tensor in tensors:
+        raw = tensor.contiguous().view(-1).view(torch.uint8)
+        size = raw.numel()
+        if size < _SMALL:
+            small.append(raw)
+            continue
+        whole = size - size % _ROW
+        if whole < size:
+            small.append(raw[whole:])
+        sums += _column_sums(raw[:whole] if whole < size else raw)
+    together = torch.cat(small) if small else sums[0].new_empty(0, dtype=torch.uint8)
+    sums += _column_sums(torch.nn.functional.pad(together, (0, -together.numel() % _ROW)))
+    return sums
 
 
-def _weighted_sum(words: Tensor) -> Tensor:
-    """Sum the words of one piece: a 0-d int64 tensor on its device."""
-    blocks = words.numel() // (_ROWS * _COLUMNS)
-    whole = blocks * _ROWS * _COLUMNS
-    rows = (words.numel() - whole) // _COLUMNS
-    end = whole + rows * _COLUMNS
-    sums = torch.cat(
-        [
-            words[:whole].view(blocks, _ROWS, _COLUMNS).sum(1).view(-1),
-            words[whole:end].view(rows, _COLUMNS).sum(0),
-            words[end:],
-        ]
-    )
-    return (sums * _weights(words.device, sums.numel().bit_length())[: sums.numel()]).sum()
+def _column_sums(raw: Tensor) -> Iterator[Tensor]:
+    rows = (raw.clone() if raw.storage_offset() % 8 else raw).view(torch.int64).view(-1, _COLUMNS)
+    whole = rows.shape[0] // _ROWS * _ROWS
+    if whole:
+        yield rows[:whole].view(-1, _ROWS, _COLUMNS).sum(1).view(-1)
+    if whole < rows.shape[0]:
+        yield rows[whole:].sum(0)
+
+
+def _weighted_sum(words: Tensor, device: torch.device) -> Tensor:
+    return (words * _weights(device, words.numel().bit_length())[: words.numel()]).sum()
 
 
 @cache

@@ -23,10 +23,12 @@ OnReady = Callable[[int, Tensor], None]
 """Called with the number of a bucket and its flat fp32 gradients, which stay unchanged until the next ``arm``."""
 
 
-@torch.no_grad()
 def local(tensor: Tensor) -> Tensor:
     """Return what this rank holds of a tensor, as a view."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
+    if not isinstance(tensor, DTensor):
+        return tensor.detach()
+    with torch.no_grad():
+        return tensor.to_local()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

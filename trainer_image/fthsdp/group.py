@@ -21,11 +21,11 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -38,7 +38,8 @@ from fthsdp.catchup.shelf import FETCH, Fetcher, Shelf
 from fthsdp.coordinator.client import LeaderClient
 from fthsdp.coordinator.messages import StepRecord
 from fthsdp.data.policies import Policies
-from fthsdp.data.sampler import order
+from fthsdp.data.sampler import SamplerState
+from fthsdp.data.stream import Dataset, StreamDataset, reader
 from fthsdp.endpoint import Endpoint
 from fthsdp.environment import MASTER_ADDR, MASTER_PORT, Identity, read_job_key
 from fthsdp.errors import ConfigError, Refused, ReplicaLost, RingBroken
@@ -54,7 +55,7 @@ from fthsdp.replica import Follower, LeaderShell, RankPort, Reporter
 from fthsdp.state import TrainState
 from fthsdp.vote import gather
 
-__all__ = ["Dataset", "ReplicaGroup", "Step", "replica_group"]
+__all__ = ["ReplicaGroup", "Step", "replica_group"]
 
 log = logging.getLogger(__name__)
 
@@ -68,19 +69,11 @@ _BYE_TIMEOUT = 15.0
 """Seconds that a finished leader waits for the coordinator's last word."""
 
 
-class Dataset(Sized, Protocol):
-    """Any map-style dataset."""
-
-    def __getitem__(self, index: int, /) -> Any:
-        """Return one sample."""
-        ...
-
-
 class Step:
     """One step of one rank: its samples, and the backward passes over them."""
 
     def __init__(
-        self, group: ReplicaGroup, attempt: Attempt, samples: tuple[Range, ...], micro_batch_size: int
+        self, group: ReplicaGroup, attempt: Attempt, samples: tuple[Range, ...], micro_batch_size: int, lanes: int
     ) -> None:
         self.number = attempt.step
         """This step's number; the first of a run is 1. Under the constant-batch policy a number may come again, with
@@ -90,6 +83,7 @@ class Step:
         self._group = group
         self._attempt = attempt
         self._micro_batch_size = micro_batch_size
+        self._lanes = lanes
         self._numbers = group._share_of(self.samples)
         self._taken = 0
         self._current = 0
@@ -98,18 +92,16 @@ class Step:
         self.loss_sum = 0.0
         """Of the losses over these samples."""
 
-    def batches(self, dataset: Dataset) -> Iterator[Any]:
+    def batches(self, dataset: Dataset | StreamDataset) -> Iterator[Any]:
         """Yield this rank's samples of this step as collated micro-batches; call ``backward`` once for each."""
-        length = len(dataset)
-        if length == 0:
-            raise ConfigError("the dataset is empty")
+        read = reader(dataset, lanes=self._lanes, seed=self._group.seed)
         while self._taken < len(self._numbers):
             if self.trained < self._taken:
                 raise ConfigError(f"step {self.number}: call step.backward(loss) once for each batch")
             numbers = self._numbers[self._taken : self._taken + self._micro_batch_size]
             self._taken += len(numbers)
             self._current = len(numbers)
-            yield default_collate([dataset[order(number, length, self._group.seed)] for number in numbers])
+            yield default_collate([read(number) for number in numbers])
 
     def backward(self, loss: torch.Tensor) -> None:
         """Run backward for ``loss``, a scalar: the mean over the samples of the current micro-batch."""
@@ -149,6 +141,7 @@ class ReplicaGroup:
         self._let_go = threading.Event()
         """The run is over for this replica: finished, or let go at a boundary."""
         self._key = key
+        self._settings = settings
         self._started = started
         self._process_group = _join_replica(identity)
         self.mesh: DeviceMesh = init_device_mesh("cpu", (identity.world_size,))
@@ -173,13 +166,14 @@ class ReplicaGroup:
     # --- what the script uses
 
     def steps(
-        self, state: TrainState, *, until: int, batch_size: int, micro_batch_size: int | None = None
+        self, state: TrainState, *, until: int, batch_size: int, micro_batch_size: int | None = None, lanes: int = 0
     ) -> Iterator[Step]:
         """Yield the steps up to ``until``; leaving a step's body reduces, agrees and updates.
 
         ``batch_size`` counts the samples of one replica in one step, all its ranks together; ``micro_batch_size`` those
-        of one rank in one forward and backward pass (default: all of its share). The loop ends early when this replica
-        is asked to leave; ``finished`` tells. Raises ConfigError, ReplicaLost, Refused.
+        of one rank in one forward and backward pass (default: all of its share). ``lanes`` are those of the
+        StreamDataset that is trained on; 0 for a dataset that can be indexed. The loop ends early when this replica is
+        asked to leave; ``finished`` tells. Raises ConfigError, ReplicaLost, Refused.
         """
         micro = self._check_sizes(until, batch_size, micro_batch_size)
         self._state = state
@@ -198,7 +192,7 @@ class ReplicaGroup:
             batch_size=batch_size,
             policies=Policies.from_environment(os.environ),
         )
-        loop = StepLoop(place, rank, recorder)
+        loop = StepLoop(place, rank, recorder, sampler=SamplerState(heads=(0,) * lanes))
         try:
             rank.run(loop.join())
             while True:
@@ -209,7 +203,7 @@ class ReplicaGroup:
                 more = True
                 while more:
                     self._seed(attempt.step)
-                    step = Step(self, attempt, loop.samples(), micro)
+                    step = Step(self, attempt, loop.samples(), micro, len(loop.sampler.heads))
                     yield step
                     step._check_complete()
                     more = rank.run(loop.finish(attempt, samples=step.trained, loss_sum=step.loss_sum))
@@ -285,6 +279,11 @@ class ReplicaGroup:
             attempt=self.identity.attempt,
             addresses=addresses,
             on_message=self._shell.on_message,
+            times={
+                "keepalive_interval": self._settings.keepalive_interval,
+                "ring_silence_timeout": self._settings.silence_timeout,
+                "ring_connect_timeout": self._settings.connect_timeout,
+            },
         )
 
     def _on_connected(self, epoch: int) -> None:
@@ -326,7 +325,11 @@ def replica_group(*, seed: int = 0, settings: FtarSettings | None = None) -> Ite
     with _exit_codes():
         identity = Identity.from_environment()
         group = ReplicaGroup(
-            identity, read_job_key(), seed=seed, settings=settings or FtarSettings(), started=_process_start()
+            identity,
+            read_job_key(),
+            seed=seed,
+            settings=settings or FtarSettings.from_environment(),
+            started=_process_start(),
         )
         previous = signal.signal(
             signal.SIGTERM, lambda *_: threading.Thread(target=group._leave, name="fthsdp-leave", daemon=True).start()

@@ -164,7 +164,9 @@ class Rank:
         return self._await_opening()
 
     def attempt(self, step: int, *, shadow: bool) -> Attempt:
-        """Begin to collect this rank's gradients of a step."""
+        """Begin to collect this rank's gradients of a step, and with what is said of the state before it."""
+        if not shadow:
+            self._state.begin_digest()
         return Attempt(self._parts.engine, self._pool, step=step, shadow=shadow)
 
     def digest(self) -> int:

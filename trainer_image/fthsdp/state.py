@@ -452,13 +452,11 @@ def _restore_options(group: dict[str, Any], options: dict[str, Any]) -> None:
 
 def _numbers(part: Mapping[str, Any]) -> Iterator[float]:
     """Yield the numbers of an optimizer's group or state that are none of its tensors."""
-    for key, value in sorted(part.items()):
-        if key != "params":
-            yield from (float(one) for one in (value if isinstance(value, tuple) else (value,)) if _is_number(one))
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float))
+    for _, value in sorted(part.items()):
+        if isinstance(value, (int, float)):
+            yield float(value)
+        elif isinstance(value, tuple):
+            yield from (float(one) for one in value if isinstance(one, (int, float)))
 
 
 def _describe(tensor: Tensor) -> str:

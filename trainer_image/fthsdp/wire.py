@@ -35,6 +35,7 @@ __all__ = [
     "accept_async",
     "accept_blocking",
     "encode_frame",
+    "frame_text",
     "greet_blocking",
     "open_async",
     "open_blocking",
@@ -58,7 +59,12 @@ Json = dict[str, Any]
 
 def encode_frame(message: Json) -> bytes:
     """Return the bytes of one frame; raises WireError when it is larger than the protocol allows."""
-    body = json.dumps(message, separators=(",", ":")).encode()
+    return frame_text(json.dumps(message, separators=(",", ":")))
+
+
+def frame_text(text: str) -> bytes:
+    """Do the same for a message that is JSON text already."""
+    body = text.encode()
     if len(body) > LARGEST_FRAME:
         raise WireError(f"a message of {len(body)} bytes is larger than a frame may be ({LARGEST_FRAME})")
     return _LENGTH.pack(len(body)) + body

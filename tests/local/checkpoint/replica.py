@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import resource
 import secrets
+import shutil
 import signal
 import sys
 import time
@@ -211,7 +212,9 @@ def whole(state: Any) -> dict[str, str]:
             found[f"{name}/{key}"] = text(value)
     for index, group in enumerate(state.optimizer.param_groups):
         found |= {f"group {index}/{key}": text(value) for key, value in group.items() if key != "params"}
-    found["scheduler"] = text(state.scheduler.state_dict())
+    found["updates"] = text(state.updates)
+    if state.scheduler is not None:
+        found["scheduler"] = text(state.scheduler.state_dict())
     if state.user is not None:
         found["user"] = text(sorted(state.user.state_dict().items()))
     return found
@@ -277,6 +280,48 @@ def read_plainly(me: Rank, checkpoint: Path) -> Json:
     dcp.load({"model": model, "optim": optimizer}, checkpoint_id=checkpoint)
     set_state_dict(state.model, state.optimizer, model_state_dict=model, optim_state_dict=optimizer)
     return whole(state)
+
+
+def write_grid(me: Rank, root: Path) -> Json:
+    """Store what 2 x 2 ranks hold under tensor and data parallelism: some of it twice, some of it in all of them."""
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    from fthsdp.state import TrainState
+
+    grid = init_device_mesh("cpu", (2, 2))
+    torch.manual_seed(0)
+    model = _grid_model()
+    placements = {"cut": (Shard(0), Shard(1)), "part": (Shard(0), Replicate()), "all": (Replicate(), Replicate())}
+    for name, placement in placements.items():
+        setattr(model, name, torch.nn.Parameter(distribute_tensor(getattr(model, name).detach(), grid, placement)))
+    state = TrainState(model, torch.optim.AdamW(model.parameters(), lr=0.05))
+    state.update([torch.ones(size) for size in state.bucket_sizes], scale=1.0, norm_squared=1.0)
+    me.save(me.checkpoints(root), 1, state)
+    return whole(state)
+
+
+def read_grid(me: Rank, root: Path) -> Json:
+    """Load it into one rank, unsharded."""
+    import torch
+
+    from fthsdp.state import TrainState
+
+    model = _grid_model()
+    state = TrainState(model, torch.optim.AdamW(model.parameters(), lr=0.05))
+    assert me.checkpoints(root).load(state) is not None
+    return whole(state)
+
+
+def _grid_model() -> Any:
+    import torch
+
+    shapes = {"cut": (6, 5), "part": (5, 3), "all": (4,)}
+    model = torch.nn.Module()
+    for name, shape in shapes.items():
+        model.register_parameter(name, torch.nn.Parameter(torch.randn(shape)))
+    return model
 
 
 def read_nothing(me: Rank, root: Path) -> Json:
@@ -474,6 +519,24 @@ def keep_writing(me: Rank, root: Path, first: int) -> Json:
         me.train(state, range(step, step + 1))
         checkpoints.final(step - 1)
         checkpoints.begin(step, state, {"next": step})
+
+
+def read_what_vanishes(me: Rank, root: Path, at: str) -> Json:
+    """Load while the newest checkpoint is deleted under the reader, at ``verify`` or at ``read_shard``."""
+    from fthsdp.checkpoint import checkpoints
+
+    real = getattr(checkpoints, at)
+
+    def vanish(*arguments: Any, **options: Any) -> Any:
+        me.group.barrier()
+        if me.rank == 0 and (root / "step-00000002").exists():
+            shutil.rmtree(root / "step-00000002")
+        me.group.barrier()
+        return real(*arguments, **options)
+
+    setattr(checkpoints, at, vanish)
+    loaded = me.checkpoints(root).load(me.state(user=User(9.0)))
+    return loaded.step if loaded is not None else None
 
 
 def read_anything(me: Rank, root: Path) -> Json:

@@ -47,7 +47,7 @@ def test_help_says_what_it_is_what_it_needs_and_what_its_exit_codes_mean() -> No
         ({"--store": "file:/nonexistent/epoch"}, "the folder /nonexistent does not exist"),
         ({"--record-dir": "/nonexistent"}, "record-dir /nonexistent is not a folder: create it first"),
         ({"--port": "70000"}, "port is 70000: it must be between 0 and 65535"),
-        ({"--silence-timeout": "0"}, "silence-timeout is 0 s: leaders speak once a second"),
+        ({"--silence-timeout": "0"}, "silence-timeout is 0 s: it must be at least 2 x a leader's heartbeat"),
         ({"--host": "256.1.1.1"}, "cannot listen on 256.1.1.1"),
         ({"--bogus": "x"}, "unrecognized arguments: --bogus x"),
         ({"--job": None}, "the following arguments are required: --job"),

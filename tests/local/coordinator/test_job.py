@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fthsdp.coordinator.client import OperatorClient
-from fthsdp.coordinator.messages import Announce, Exited, Role, Welcome
+from fthsdp.coordinator.messages import Announce, Cause, Exited, Phase, Role, Welcome
 
 pytestmark = pytest.mark.local
 Make = Callable[..., Any]
@@ -141,6 +141,36 @@ def test_a_leader_that_leaves_is_let_go_without_a_failure(coordinator: Make, lea
     assert process.wait() == 0
     assert process.report["failures"] == []
     assert [e["replica"] for e in process.report["leaves"]] == [1]
+
+
+IMPATIENT = ("--stall-timeout", "4", "--silence-timeout", "2", "--answer-timeout", "1")
+
+
+def test_a_replica_whose_rank_never_joins_a_step_is_found_and_the_operator_is_told_where_it_hangs(
+    coordinator: Make, leader: Make
+) -> None:
+    process = coordinator(*IMPATIENT)
+    leaders = all_in(process, leader)
+    leaders[1].phase = Phase.BODY
+    assert leaders[0].wait_for_epoch(2).active == (0, 2)
+    evidence = (
+        "replica 1 rank 0 never joined the collective of step 1: it has been in the body for 60 s,"
+        " at File train.py, line 7, in <module> / load()"
+    )
+    assert evidence in leaders[1].refusal()
+    (verdict,) = tell_exit(process, 1).verdicts
+    assert (verdict.replica, verdict.attempt, verdict.cause, verdict.reason) == (1, 0, Cause.HUNG, evidence)
+    process.stop()
+    assert [(f["cause"], f["reason"]) for f in process.report["failures"]] == [("Hung", evidence)]
+    assert process.report["stalls"][0]["step"] == 1
+
+
+def test_a_stall_of_all_makes_new_rings_and_costs_nobody_its_place(coordinator: Make, leader: Make) -> None:
+    process = coordinator(*IMPATIENT)
+    leaders = all_in(process, leader)
+    assert leaders[0].wait_for_epoch(2).active == (0, 1, 2)
+    process.wait_for_log("step 1 does not end though everybody has joined it")
+    assert not process.logged("is out")
 
 
 def test_the_coordinator_ends_at_once_when_told_to(coordinator: Make, leader: Make) -> None:

@@ -9,6 +9,7 @@ import torch
 
 from fthsdp.errors import NotReady, RingBroken
 from fthsdp.ftar import FtarSettings
+from fthsdp.ftar.settings import WireDtype
 
 pytestmark = pytest.mark.local
 
@@ -130,3 +131,53 @@ def test_what_is_wrong_on_this_side_is_refused_at_the_call(make_member: Any) -> 
         member.engine.all_gather(step=1, payload=bytes(65_537))
     with pytest.raises(ValueError, match=r"out is a 1-D torch\.int64"):
         member.engine.all_reduce(step=1, bucket=0, source=torch.ones(3), out=torch.ones(3, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+@pytest.mark.parametrize("dtype", [WireDtype.BFLOAT16, WireDtype.FLOAT16])
+def test_narrow_types_on_the_wire_leave_the_same_bits_everywhere(make_ring: Any, n: int, dtype: WireDtype) -> None:
+    settings = FtarSettings(wire_dtype=dtype, silence_timeout=60, connect_timeout=20)
+    with make_ring(n, settings=settings) as ring:
+        for step, numel in enumerate((1, 7, 1_003, 700_009)):
+            sources, outs, works = reduce_everywhere(ring, numel, step=step)
+            for work in works:
+                work.wait(20)
+            assert len({out.numpy().tobytes() for out in outs}) == 1
+            # Each of the at most n roundings is off by half a unit in the last place of what the sum can have reached.
+            bound = sum(source.abs() for source in sources) * n * torch.finfo(getattr(torch, dtype)).eps / 2
+            assert ((outs[0] - sum(sources)).abs() <= bound + 1e-6).all()
+            if n > 1:
+                assert torch.equal(outs[0], outs[0].to(getattr(torch, dtype)).float())
+
+
+def test_sums_of_narrow_types_are_built_in_float32(make_ring: Any) -> None:
+    settings = FtarSettings(wire_dtype=WireDtype.BFLOAT16, silence_timeout=60, connect_timeout=20)
+    with make_ring(2, settings=settings) as ring:
+        # Element i starts at member i with 256 and is added to by the other one. 257.001 is nearer to 258 than to 256;
+        # were 1.001 rounded to 1 before, the sum would lie between both and become 256.
+        sources = [torch.tensor([256.0, 1.001]), torch.tensor([1.001, 256.0])]
+        outs = [torch.empty(2), torch.empty(2)]
+        works = [m.engine.all_reduce(step=1, bucket=0, source=sources[m.replica], out=outs[m.replica]) for m in ring]
+        for work in works:
+            work.wait(20)
+        assert [out.tolist() for out in outs] == [[258.0, 258.0]] * 2
+
+
+@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("streams", [1, 2, 4])
+def test_chunks_are_dealt_over_several_streams(make_ring: Any, n: int, streams: int) -> None:
+    settings = FtarSettings(streams=streams, window=streams, chunk_bytes=4096, silence_timeout=60, connect_timeout=20)
+    with make_ring(n, settings=settings) as ring:
+        for step, numel in enumerate((0, 1, 1_000, 300_007)):
+            check(*reduce_everywhere(ring, numel, step=step))
+            works = [m.engine.all_gather(step=step, payload=b"%d" % m.replica) for m in ring]
+            assert [work.wait(20) for work in works] == [[b"%d" % i for i in range(n)]] * n
+
+
+def test_streams_and_narrow_types_work_together(make_ring: Any) -> None:
+    settings = FtarSettings(streams=3, wire_dtype=WireDtype.BFLOAT16, silence_timeout=60, connect_timeout=20)
+    with make_ring(3, settings=settings) as ring:
+        _, outs, works = reduce_everywhere(ring, 3_000_001)
+        for work in works:
+            work.wait(20)
+        assert len({out.numpy().tobytes() for out in outs}) == 1

@@ -74,6 +74,8 @@ class Job:
     arguments: Sequence[str] = ("--steps", "30", "--emulate-compute", "0.1")
     silence_timeout: float = 20.0
     """Long, because a busy machine can keep a leader from its once-a-second word for longer than the default 5 s."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Of every rank, besides who it is."""
     port: int = field(default_factory=free_port)
     coordinator: subprocess.Popen[bytes] | None = None
     processes: dict[tuple[int, int, int], BaseProcess] = field(default_factory=dict)
@@ -116,6 +118,7 @@ class Job:
                 "FTHSDP_JOB_KEY_FILE": str(self.folder / "key"),
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": str(port),
+                **self.environment,
             }
             log = self.folder / f"r{replica}-a{attempt}-{rank}.log"
             process = _FORKS.Process(target=_be_a_rank, args=(log, environment, self.arguments), daemon=True)

@@ -22,6 +22,7 @@ from fthsdp.coordinator.events import (
     Received,
     Removed,
     Send,
+    Stalled,
     Started,
     Tick,
     Withdrawn,
@@ -42,6 +43,9 @@ from fthsdp.coordinator.messages import (
     Hello,
     Install,
     MemberState,
+    Phase,
+    Probe,
+    RankReport,
     RefusedMember,
     Role,
     State,
@@ -78,14 +82,25 @@ class Job:
         self.stored += [e.ledger for e in self.effects if isinstance(e, Persist)]
         return self.effects
 
-    def hello(self, replica: int, attempt: int = 0, *, ranks: int = 2, port: int = 1, **state: Any) -> None:
+    def hello(
+        self,
+        replica: int,
+        attempt: int = 0,
+        *,
+        ranks: int = 2,
+        port: int = 1,
+        times: dict[str, float] | None = None,
+        **state: Any,
+    ) -> None:
         connection = max([0, *self.connections.values()]) + 1
         known = self.attempts.get(replica)
         if state or known != attempt:
             self.states[replica] = MemberState(**{"origin": "a"} | state)
         self.attempts[replica], self.connections[replica] = attempt, connection
         addresses = tuple(f"10.0.{replica}.{attempt}:{port + rank}" for rank in range(ranks))
-        message = Hello(replica=replica, attempt=attempt, addresses=addresses, state=self.states[replica])
+        message = Hello(
+            replica=replica, attempt=attempt, addresses=addresses, state=self.states[replica], times=times or {}
+        )
         self.do(Received(connection=connection, replica=replica, attempt=attempt, message=message))
 
     def say(self, replica: int, **changes: Any) -> list[Effect]:
@@ -238,6 +253,11 @@ def test_a_start_with_too_few_of_the_same_state_is_paused_until_the_others_have_
         ({"replica": 1, "attempt": 2, "ranks": 3}, "replica 1 attempt 2 has 3 ranks, but the other replicas have 2"),
         ({"replica": 1, "attempt": 2, "ranks": 0}, "replica 1 attempt 2 names no address"),
         ({"replica": 1, "attempt": 2, "epoch": 1}, "replica 1 attempt 2 is no member any more"),
+        (
+            {"replica": 1, "attempt": 2, "times": {"ring_connect_timeout": 60.0, "of another version": 1.0}},
+            "replica 1 attempt 2 does not fit the coordinator: connect-timeout is 60 s: it must be longer than the"
+            " ring's connect-timeout (60 s): a ring that does not connect says why",
+        ),
         ({"replica": 1, "attempt": 2, "epoch": 9}, "replica 1 attempt 2 knows epoch 9, but the newest here is 1"),
     ],
 )
@@ -786,6 +806,97 @@ def test_as_many_as_are_wanted_start_without_waiting_for_the_spares() -> None:
     for replica in (3, 0, 2):
         job.hello(replica)
     assert installed(job, 0).active == (0, 2, 3)
+
+
+# --- hangs ----------------------------------------------------------------------------------------------------------
+
+
+def stalled() -> Job:
+    """Three replicas of two ranks, asked after 300 s without the end of step 6."""
+    job = Job().started(step=5)
+    job.pass_time(299, 0, 1, 2)
+    assert not job.effects
+    job.now += 1
+    job.do(Tick())
+    assert [job.sent(r, Probe) for r in range(3)] == [[Probe(number=1)]] * 3
+    return job
+
+
+def reports(phase: Phase, *, epoch: int = 1) -> dict[str, Any]:
+    """An answer to the first probe, or with epoch 2 to the second one."""
+    both = [RankReport(rank=w, epoch=epoch, step=6, phase=phase, seconds=290) for w in range(2)]
+    return {"probe": epoch, "ranks": tuple(both)}
+
+
+def test_a_replica_that_never_joined_the_step_is_taken_out_and_the_others_go_on() -> None:
+    job = stalled()
+    job.all_say(0, 2, **reports(Phase.COLLECTIVE))
+    assert not job.effects
+    job.say(1, **reports(Phase.BODY))
+    assert [(r.replica, r.cause) for r in job.of(Removed)] == [(1, Cause.HUNG)]
+    assert "replica 1 rank 0 (and 1 more of its ranks) never joined" in job.of(Removed)[0].reason
+    assert [v.reason for v in job.core.verdicts] == [job.of(Removed)[0].reason]
+    job.all_say(0, 2, fence=1)
+    assert installed(job, 0).active == (0, 2)
+
+
+def test_a_long_step_is_only_spoken_of() -> None:
+    job = stalled()
+    job.all_say(0, 1, 2, **reports(Phase.BODY))
+    (stall,) = job.of(Stalled)
+    assert (stall.step, stall.reason.count("2 in body of step 6")) == (6, 3)
+    assert not job.of(Removed)
+    assert not job.of(Fenced)
+    job.pass_time(149, 0, 1, 2)
+    assert not job.effects
+    job.pass_time(1, 0, 1, 2)
+    assert job.sent(1, Probe) == [Probe(number=2)]
+
+
+def test_leaders_that_do_not_know_of_probes_lose_nothing() -> None:
+    job = stalled()
+    job.pass_time(10, 0, 1, 2)
+    assert job.of(Stalled)
+    assert not job.of(Removed)
+
+
+def test_one_that_does_not_answer_though_the_others_do_is_taken_out() -> None:
+    job = stalled()
+    job.all_say(0, 2, **reports(Phase.COLLECTIVE))
+    job.pass_time(10, 0, 1, 2)
+    assert [(r.replica, r.cause) for r in job.of(Removed)] == [(1, Cause.HUNG)]
+
+
+def test_when_all_have_joined_new_rings_are_made_and_who_does_not_move_then_is_to_blame() -> None:
+    job = stalled()
+    job.all_say(0, 1, 2, **reports(Phase.COLLECTIVE))
+    assert "step 6 does not end though everybody has joined it" in job.of(Fenced)[0].reason
+    job.all_say(0, 1, 2, fence=1)
+    assert installed(job, 0).active == (0, 1, 2)
+    job.all_say(0, 1, 2, epoch=2)
+    job.pass_time(300, 0, 1, 2)
+    assert job.sent(0, Probe) == [Probe(number=2)]
+    job.all_say(0, 1, **reports(Phase.COLLECTIVE, epoch=2))
+    job.say(2, **reports(Phase.COLLECTIVE) | {"probe": 2})
+    assert [(r.replica, r.cause) for r in job.of(Removed)] == [(2, Cause.HUNG)]
+    assert "did not move: it still waits in epoch 1" in job.of(Removed)[0].reason
+
+
+def test_a_probe_is_said_again_after_a_reconnection_and_not_once_it_is_answered() -> None:
+    job = stalled()
+    job.say(0, **reports(Phase.BODY))
+    job.cut(0)
+    job.hello(0)
+    assert not job.sent(0, Probe)
+    job.cut(1)
+    job.hello(1)
+    assert job.sent(1, Probe) == [Probe(number=1)]
+
+
+def test_a_paused_job_is_not_probed_however_long_it_waits() -> None:
+    job = paused()
+    job.pass_time(700, 0)
+    assert not job.effects
 
 
 # --- pause ----------------------------------------------------------------------------------------------------------

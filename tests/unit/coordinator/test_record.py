@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from fthsdp.coordinator.events import Decided, Effect, Finished, Left, Removed, Started
+from fthsdp.coordinator.events import Decided, Effect, Finished, Left, Removed, Stalled, Started
 from fthsdp.coordinator.messages import Cause, EpochRecord, JoinRecord, Member, Outcome, Records, Role, StepRecord
 from fthsdp.coordinator.record import RunEvent, RunRecord, event_of
+from fthsdp.data.lanes import POSITIONS
 
 START = 1000.0
 """Unix time at which the first epoch begins."""
@@ -79,6 +80,7 @@ def test_an_undisturbed_run() -> None:
         "failures": [],
         "joins": [],
         "leaves": [],
+        "stalls": [],
         "samples": {"trained": 48, "duplicated": 0, "missing": 0, "pending": 0},
         "digests": {"compared": 8, "mismatched": 0},
         "outcomes": {"compared": 4, "mismatched": 0},
@@ -334,6 +336,34 @@ def test_a_run_that_starts_from_a_checkpoint_of_another_run_takes_the_samples_be
     assert [line["step"] for line in run.record.take_lines()] == [41, 42]
 
 
+def lane(number: int, start: int, stop: int) -> tuple[int, int]:
+    return number * POSITIONS + start, number * POSITIONS + stop
+
+
+def lane_step(number: int, *trained: tuple[int, int], returned: tuple[tuple[int, int], ...] = ()) -> StepRecord:
+    return step(0, number, number, number + 1.0, samples=(), trained=trained, returned=returned)
+
+
+def test_samples_of_a_stream_are_counted_lane_by_lane() -> None:
+    run = Run()
+    run.steps(
+        lane_step(1, lane(0, 0, 4), lane(2, 0, 4), returned=(lane(1, 0, 4),)),
+        lane_step(2, lane(1, 0, 2), lane(3, 0, 4), returned=(lane(1, 2, 4),)),
+        lane_step(3, lane(0, 5, 6), lane(1, 4, 5), returned=(lane(1, 2, 4),)),
+    )
+    assert run.report["samples"] == {"trained": 16, "duplicated": 0, "missing": 1, "pending": 2}
+
+
+def test_lanes_go_on_where_a_checkpoint_of_another_run_left_them() -> None:
+    run = Run()
+    run.steps(
+        lane_step(101, lane(0, 50, 54), returned=(lane(2, 7, 9),)),
+        lane_step(102, lane(1, 60, 64), returned=(lane(2, 7, 9),)),
+        lane_step(103, lane(2, 7, 9), lane(2, 30, 34)),
+    )
+    assert run.report["samples"] == {"trained": 14, "duplicated": 0, "missing": 0, "pending": 0}
+
+
 def test_effective_training_time_counts_what_dead_and_stalled_replicas_did_not_do() -> None:
     run = failed_run()
     # 4 steps of 3 replicas and one of 2, each at 1 s, in 5.6 s of 3 replicas.
@@ -346,6 +376,12 @@ def test_leaving_is_no_failure() -> None:
     run.happens(Left(replica=1, attempt=0, reason="SIGTERM"), 4.0)
     assert run.report["failures"] == []
     assert run.report["leaves"] == [{"replica": 1, "attempt": 0, "reason": "SIGTERM", "left_s": 3.0}]
+
+
+def test_a_stall_is_on_record() -> None:
+    run = Run()
+    run.happens(Stalled(step=6, reason="replica 0: 2 in body of step 6"), 300.0)
+    assert run.report["stalls"] == [{"step": 6, "reason": "replica 0: 2 in body of step 6", "noticed_s": 300.0}]
 
 
 def test_events_survive_as_json() -> None:

@@ -6,7 +6,7 @@ from collections import defaultdict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fthsdp.data.lanes import MAX_LANES, POSITIONS, below, lane_of
+from fthsdp.data.lanes import MAX_LANES, POSITIONS, below_first, below_last, lane_of
 from fthsdp.data.sampler import SamplerState, assign, commit
 from fthsdp.ranges import count
 
@@ -65,10 +65,13 @@ def test_the_ranks_of_a_survivor_keep_their_parts_and_get_more_behind_them():
     assert left[2] == (*whole[2], whole[1][1])
 
 
-def test_what_is_below_the_newest_samples_is_known_for_each_lane():
-    assert below([(3, 5), (1, 2)]) == [(0, 5)]
-    assert below([(POSITIONS + 7, POSITIONS + 9), (2, 3)]) == [(0, 3), (POSITIONS, POSITIONS + 9)]
-    assert below([]) == []
+def test_what_is_below_some_samples_is_known_for_each_lane():
+    assert below_last([(3, 5), (1, 2)]) == [(0, 5)]
+    assert below_first([(3, 5), (1, 2)]) == [(0, 1)]
+    both = [(POSITIONS + 7, POSITIONS + 9), (POSITIONS + 20, POSITIONS + 21), (2, 3)]
+    assert below_last(both) == [(0, 3), (POSITIONS, POSITIONS + 21)]
+    assert below_first(both) == [(0, 2), (POSITIONS, POSITIONS + 7)]
+    assert below_last([]) == below_first([]) == []
 
 
 def test_numbers_of_all_lanes_fit_into_json():

@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fthsdp.data.text import TextDataset, standard_library
+from fthsdp.data.lanes import POSITIONS
+from fthsdp.data.text import TextDataset, standard_library, streamed
 from fthsdp.errors import ConfigError
 
 
@@ -63,3 +64,16 @@ def test_text_shorter_than_a_window_is_refused(tmp_path):
 def test_no_files_at_all_are_too_little_text():
     with pytest.raises(ConfigError, match="has 0 bytes"):
         TextDataset([], length=4)
+
+
+def test_lanes_share_the_windows_and_begin_again(tmp_path):
+    text = TextDataset([write(tmp_path, "a", b"abcdefg")], length=1)
+    stream = streamed(text, 4)
+    read = [[bytes(stream[lane * POSITIONS + n].tolist()) for n in range(3)] for lane in range(4)]
+    assert read == [[b"ab", b"ef", b"ab"], [b"bc", b"fg", b"bc"], [b"cd", b"cd", b"cd"], [b"de", b"de", b"de"]]
+
+
+def test_more_lanes_than_windows_are_refused(tmp_path):
+    text = TextDataset([write(tmp_path, "a", b"abcdefg")], length=1)
+    with pytest.raises(ConfigError, match="7 lanes cannot share the 6 windows of the text"):
+        streamed(text, 7)

@@ -17,8 +17,9 @@ COUNTS = st.tuples(st.integers(1, 16), st.integers(0, 120), st.integers(1, 40))
 class SimulatedMember:
     """Follows one schedule; its right neighbour's inbox is the only thing it reaches."""
 
-    def __init__(self, schedule: Schedule, source: np.ndarray) -> None:
+    def __init__(self, schedule: Schedule, source: np.ndarray, wire: type) -> None:
         self.schedule = schedule
+        self.wire = wire
         self.source = source
         self.out = np.full_like(source, np.nan)
         if not schedule.receives and not schedule.sends:
@@ -34,7 +35,7 @@ class SimulatedMember:
             return False
         transfer = self.schedule.sends[self.sent]
         data = self.source if self.sent < self.schedule.lead else self.out
-        right.inbox.append((transfer, data[transfer.start : transfer.stop].copy()))
+        right.inbox.append((transfer, data[transfer.start : transfer.stop].astype(self.wire)))
         self.sent += 1
         return True
 
@@ -44,16 +45,19 @@ class SimulatedMember:
         transfer, data = self.inbox.popleft()
         assert transfer == self.schedule.receives[self.received]
         own = self.source[transfer.start : transfer.stop]
-        self.out[transfer.start : transfer.stop] = own + data if transfer.adds else data
+        left = own + data.astype(np.float32) if transfer.adds else data
+        self.out[transfer.start : transfer.stop] = left.astype(self.wire) if transfer.final else left
         self.received += 1
         return True
 
 
-def run(n: int, numel: int, chunk: int, seed: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+def run(
+    n: int, numel: int, chunk: int, seed: int, wire: type = np.float32
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Run all members in a random order of sends and receives; return sources and results."""
     random = np.random.default_rng(seed)
     sources = [random.standard_normal(numel).astype(np.float32) for _ in range(n)]
-    members = [SimulatedMember(make_schedule(n, i, numel, chunk=chunk), sources[i]) for i in range(n)]
+    members = [SimulatedMember(make_schedule(n, i, numel, chunk=chunk), sources[i], wire) for i in range(n)]
     moved = True
     while moved:
         # A pass in random order; when nobody can move in a whole pass, everything is through.
@@ -65,16 +69,16 @@ def run(n: int, numel: int, chunk: int, seed: int) -> tuple[list[np.ndarray], li
     return sources, [member.out for member in members]
 
 
-def sum_in_ring_order(sources: list[np.ndarray]) -> np.ndarray:
-    """What the schedule promises: segment i is summed from member i on, in ring order."""
+def sum_in_ring_order(sources: list[np.ndarray], wire: type = np.float32) -> np.ndarray:
+    """What the schedule promises: segment i is summed from member i on, in ring order, rounded where it is sent."""
     n, numel = len(sources), len(sources[0])
     total = np.empty_like(sources[0])
     for segment in range(n):
         part = slice(segment * numel // n, (segment + 1) * numel // n)
         value = sources[segment][part]
         for other in range(1, n):
-            value = sources[(segment + other) % n][part] + value
-        total[part] = value
+            value = sources[(segment + other) % n][part] + value.astype(wire).astype(np.float32)
+        total[part] = value.astype(wire) if n > 1 else value
     return total
 
 
@@ -92,6 +96,13 @@ def test_every_member_ends_with_the_sum_in_ring_order_bit_for_bit(counts: tuple[
 def test_all_ring_sizes_work_with_a_size_that_nothing_divides(n: int) -> None:
     sources, results = run(n, 1009, 17, seed=n)
     assert {r.tobytes() for r in results} == {sum_in_ring_order(sources).tobytes()}
+
+
+@pytest.mark.parametrize("n", range(1, 17))
+def test_rounded_for_the_wire_all_members_still_end_with_the_same_bits(n: int) -> None:
+    # float16 stands for both narrow types: what matters is who rounds when.
+    sources, results = run(n, 1009, 17, seed=n, wire=np.float16)
+    assert {r.tobytes() for r in results} == {sum_in_ring_order(sources, np.float16).tobytes()}
 
 
 @settings(deadline=None, max_examples=60)

@@ -10,6 +10,7 @@ def report(**changes: Any) -> dict[str, Any]:
     whole = {
         "outcome": "complete",
         "replicas": 3,
+        "spares": 0,
         "steps_final": 60,
         "effective_training_time": 0.912,
         "step_seconds": {"p50": 0.51, "p99": 1.2},
@@ -29,6 +30,7 @@ FAILURE = {
     "replica": 2, "attempt": 0, "cause": "Exited", "reason": "r2-0 exit 137", "detected_s": 10.24,
     "decided_s": 10.26, "stall_s": 0.12,
     "step_outcome": "retried",
+    "stepped_in": [],
 }  # fmt: skip
 JOIN = {
     "replica": 2, "attempt": 1, "latency_s": 9.8, "bytes": 11_534_336, "replayed_steps": 14, "survivor_slowdown": 0.03
@@ -42,6 +44,15 @@ def test_it_says_what_died_how_long_the_others_stalled_and_who_came_back() -> No
     assert "the step in flight was finished without it" in text
     assert "Replica 2 (attempt 1) joined 9.8 s after its start: 11.5 MB downloaded, 14 steps replayed" in text
     assert "+3%" in text
+
+
+def test_it_names_the_spares_and_who_took_over() -> None:
+    text = words(report(spares=2, failures=[FAILURE | {"stepped_in": [3]}, FAILURE | {"stepped_in": [3, 4]}]))
+    assert "Complete: 60 steps on 3 replicas and 2 spares" in text
+    assert "; replica 3 took over." in text
+    assert "; replicas 3 and 4 took over." in text
+    assert "took over" not in words(report(failures=[FAILURE]))
+    assert "spare" not in words(report())
 
 
 def test_it_says_that_samples_and_digests_are_right_or_shouts_that_they_are_not() -> None:

@@ -78,6 +78,18 @@ def test_a_spare_takes_over_and_the_failed_replica_becomes_the_spare() -> None:
     asyncio.run(story())
 
 
+def test_no_capacity_is_lost_in_the_eyes_of_people_while_the_coordinator_decides() -> None:
+    async def story() -> None:
+        world = await trained(minReplicas=3)
+        world.deaf = True
+        world.exits("r1-a0-0", 1)
+        await world.look()
+        assert (world.job.status.state, *counts(world)[:2]) == (JobState.RUNNING, "3/3", "0/1")
+        assert "Paused" not in [event.reason for event in world.events]
+
+    asyncio.run(story())
+
+
 def test_a_ready_shadow_is_no_spare_while_too_few_train() -> None:
     async def story() -> None:
         world = await trained()

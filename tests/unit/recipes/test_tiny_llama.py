@@ -23,6 +23,7 @@ def test_without_arguments_it_trains_the_tiny_model_on_the_standard_library():
         (["--batch-size", "-4"], "--batch-size -4: at least 1 is needed"),
         (["--learning-rate", "nan"], "--learning-rate nan: a number above 0 is needed"),
         (["--clip-grad-norm", "0"], "--clip-grad-norm 0.0: a number above 0 is needed"),
+        (["--lanes", "-1"], "--lanes -1: 0 or more is needed"),
         (["--seed", "-1"], "--seed -1: a whole number from 0"),
         (["--emulate-compute", "-0.5"], "--emulate-compute -0.5: seconds, 0 or more is needed"),
         (["--data"], "argument --data: expected at least one argument"),

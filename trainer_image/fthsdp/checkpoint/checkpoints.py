@@ -51,6 +51,7 @@ from fthsdp.checkpoint.folder import (
     prune,
     survey,
     verify,
+    warn,
 )
 from fthsdp.checkpoint.shards import Copied, HostCopy, Shards
 from fthsdp.errors import ConfigError
@@ -242,11 +243,11 @@ class Checkpoints:
         try:
             said = {"result": work()}
         except Exception as error:
-            said = {"error": f"rank {self._rank}: {error or type(error).__name__}"}
+            said = {"error": str(error) or type(error).__name__}
         answers = [json.loads(data) for data in gather(json.dumps(said).encode(), group)]
-        errors = [answer["error"] for answer in answers if "error" in answer]
+        errors = {rank: answer["error"] for rank, answer in enumerate(answers) if "error" in answer}
         if errors:
-            raise Broken("; ".join(errors))
+            raise Broken(_summary(errors, self._ranks))
         return [answer["result"] for answer in answers]
 
     def _conclude(self, write: _Write, reports: list[_Json]) -> None:
@@ -273,7 +274,10 @@ class Checkpoints:
         final = commit(write.part, meta)
         size = sum(size for size, _ in files.values())
         log.info("checkpoint %s: %d bytes, durable after %.2f s", final, size, time.monotonic() - write.began)
-        prune(self.path, write.step, keep=self._keep)
+        try:
+            prune(self.path, write.step, keep=self._keep)
+        except OSError as error:
+            log.warning("older checkpoints in %s stay until the next one: %s", self.path, error)
 
     def _give_up(self, write: _Write, error: Exception) -> None:
         if self._rank != 0 and isinstance(error, Broken):
@@ -297,16 +301,24 @@ class Checkpoints:
         The replica may have any number of ranks. Raises ConfigError, on all ranks, for a folder that cannot be read,
         when all that is there is damaged, and when a checkpoint is not of this model, optimizer and scheduler.
         """
-        found = self._look()
-        damaged = found["broken"]
-        for step, name, meta in found["whole"]:
-            stored = Stored(step=step, path=self.path / name, meta=meta)
-            reason = self._damage(stored)
-            if reason is None:
-                return self._restore(stored, state)
-            damaged.append(f"{name}: {reason}")
-            if self._rank == 0:
-                log.warning("checkpoint %s is damaged and is left out: %s", stored.path, reason)
+        while True:
+            whole, damaged = self._look()
+            for stored in whole:
+                try:
+                    self._verify(stored)
+                    snapshot = self._read(stored, state)
+                except Broken as reason:
+                    if self._gone(stored):
+                        break  # its writer has newer ones by now
+                    damaged.append(f"{stored.path.name}: {reason}")
+                    if self._rank == 0:
+                        log.warning("checkpoint %s is damaged and is left out: %s", stored.path, reason)
+                    continue
+                state.restore(snapshot)
+                meta = stored.meta
+                return Loaded(step=stored.step, sampler=meta["sampler"], digest=meta["digest"], path=stored.path)
+            else:
+                break
         if damaged:
             raise ConfigError(
                 f"no checkpoint in {self.path} is undamaged ({'; '.join(damaged)}):"
@@ -314,59 +326,70 @@ class Checkpoints:
             )
         return None
 
-    def _look(self) -> _Json:
-        """Let rank 0 look at the folder, for all: over a network each could see something else."""
-        said: _Json = {}
-        if self._rank == 0:
+    def _look(self) -> tuple[list[Stored], list[str]]:
+        """Let rank 0 look at the folder, for all: over a network each could see something else.
+
+        Return the whole ones, newest first, and what is wrong with the others; raises ConfigError.
+        """
+
+        def look() -> _Json:
             try:
-                newest(self.path)  # warns of what is not whole
                 found = survey(self.path)
-                said["whole"] = [[stored.step, stored.path.name, stored.meta] for stored in found.whole]
-                said["broken"] = [f"{name}: {reason}" for name, reason in found.broken.items()]
             except ConfigError as error:
-                said["error"] = str(error)
-        said = json.loads(share(json.dumps(said).encode() if self._rank == 0 else None, self._group))
+                return {"error": str(error)}
+            warn(self.path, found)
+            whole = [[stored.step, stored.path.name, stored.meta] for stored in found.whole]
+            return {"whole": whole, "broken": [f"{name}: {reason}" for name, reason in found.broken.items()]}
+
+        said = self._ask_rank_0(look)
         if "error" in said:
             raise ConfigError(said["error"])
+        whole = [Stored(step=step, path=self.path / name, meta=meta) for step, name, meta in said["whole"]]
+        return whole, said["broken"]
+
+    def _gone(self, stored: Stored) -> bool:
+        return bool(self._ask_rank_0(lambda: {"gone": not stored.path.exists()})["gone"])
+
+    def _ask_rank_0(self, work: Callable[[], _Json]) -> _Json:
+        answer = json.dumps(work()).encode() if self._rank == 0 else None
+        said: _Json = json.loads(share(answer, self._group))
         return said
 
-    def _damage(self, stored: Stored) -> str | None:
-        """Let the ranks read all files, a part each, and say what is wrong with them."""
+    def _verify(self, stored: Stored) -> None:
+        """Let the ranks read all files, a part each; raises Broken on all of them when one is damaged."""
         names = sorted(stored.meta["files"])[self._rank :: self._ranks]
 
         def read() -> _Json:
             verify(stored, names)
             return {}
 
-        try:
-            self._exchange(read, self._group)
-        except Broken as reason:
-            return str(reason)
-        return None
+        self._exchange(read, self._group)
 
-    def _restore(self, stored: Stored, state: TrainState) -> Loaded:
-        meta = stored.meta
+    def _read(self, stored: Stored, state: TrainState) -> Snapshot:
+        """Return what to restore, once all ranks have theirs; raises Broken, ConfigError on all of them."""
         read: list[Snapshot] = []
 
         def work() -> _Json:
-            read.append(
-                read_shard(
-                    stored.path,
-                    state,
-                    rank=self._rank,
-                    ranks=self._ranks,
-                    stored_ranks=meta["ranks"],
-                    uniform=meta["uniform"],
+            try:
+                read.append(
+                    read_shard(
+                        stored.path,
+                        state,
+                        rank=self._rank,
+                        ranks=self._ranks,
+                        stored_ranks=stored.meta["ranks"],
+                        uniform=stored.meta["uniform"],
+                    )
                 )
-            )
+            except ConfigError as error:
+                return {"refused": str(error)}
             return {}
 
-        try:
-            self._exchange(work, self._group)
-        except Broken as error:
-            raise ConfigError(str(error)) from error
-        state.restore(read[0])
-        return Loaded(step=stored.step, sampler=meta["sampler"], digest=meta["digest"], path=stored.path)
+        said = self._exchange(work, self._group)
+        refused = {rank: answer["refused"] for rank, answer in enumerate(said) if "refused" in answer}
+        if refused:
+            raise ConfigError(_summary(refused, self._ranks))
+        return read[0]
 
 
 def _writers(process_group: dist.ProcessGroup) -> dist.ProcessGroup:
@@ -375,6 +398,13 @@ def _writers(process_group: dist.ProcessGroup) -> dist.ProcessGroup:
     group = dist.new_group(ranks, backend="gloo", timeout=_FOR_EVER, group_desc="checkpoints")
     assert isinstance(group, dist.ProcessGroup)
     return group
+
+
+def _summary(errors: dict[int, str], ranks: int) -> str:
+    """Say once what all ranks say, and otherwise who says what, of the first few."""
+    if len(errors) == ranks and len(set(errors.values())) == 1:
+        return errors[0]
+    return "; ".join(f"rank {rank}: {text}" for rank, text in sorted(errors.items())[:3])
 
 
 def _seal(path: Path) -> list[int]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path as FilePath
 from typing import Any
@@ -30,6 +31,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import LoadPlan, SavePlan, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.checkpoint.storage import WriteResult
+from torch.serialization import get_crc32_options, set_crc32_options
 
 from fthsdp.catchup.snapshot import Snapshot
 from fthsdp.catchup.values import unpack
@@ -182,7 +184,19 @@ def _write_values(
     writer = FileSystemWriter(folder, per_thread_copy_ahead=0)
     writer.set_up_storage_writer(rank == 0, rank=rank, use_collectives=False)
     plan = writer.prepare_local_plan(SavePlan([entry.item() for entry in entries]))
-    return list(writer.write_data(plan, _Values(values)).wait())
+    with _no_checksums():
+        return list(writer.write_data(plan, _Values(values)).wait())
+
+
+@contextmanager
+def _no_checksums() -> Iterator[None]:
+    """Let torch.save in this thread do without its own: it takes longer than all the rest, and the marker has one."""
+    usual = get_crc32_options()
+    set_crc32_options(False)
+    try:
+        yield
+    finally:
+        set_crc32_options(usual)
 
 
 def write_metadata(folder: FilePath, ranks: int) -> None:
@@ -339,24 +353,29 @@ def _check_fits(stored: _Stored, state: TrainState, shards: Shards) -> None:
                 f"the checkpoint {stored.folder} is of another model: {name} is {there.get(name, 'missing')} there and"
                 f" {here.get(name, 'missing')} here; {_REMEDY}"
             )
-    for what in ("groups", "scheduler", "user"):
-        if _outline(stored.content[what]) != _outline(content[what]):
-            raise ConfigError(f"the checkpoint {stored.folder} {_OTHER[what]} than this script; {_REMEDY}")
+    for what, words in _OTHER.items():
+        if _outline(what, stored.content) != _outline(what, content):
+            raise ConfigError(f"the checkpoint {stored.folder} has {words} than this script; {_REMEDY}")
 
 
 _REMEDY = "start the script that wrote it, or name another folder"
 _OTHER = {
-    "groups": "has other optimizer groups",
-    "scheduler": "has another scheduler",
-    "user": "has other user state",
+    "groups": "another optimizer, or other groups of parameters,",
+    "scheduler": "another scheduler",
+    "scaler": "another scaler",
+    "user": "other user state",
+    "extra": "other extra state",
 }
 
 
-def _outline(part: Any) -> object:
-    """What has to be the same: the parameters and options of the optimizer's groups, that there is a state at all."""
-    if isinstance(part, list):
-        return [(group["params"], sorted(group["options"])) for group in part]
-    return part is None
+def _outline(what: str, content: _Json) -> object:
+    """What has to be the same: the names of parameters, options and modules, and that there is a state at all."""
+    match what:
+        case "groups":
+            return [(group["params"], sorted(group["options"])) for group in content[what]]
+        case "extra":
+            return sorted(content[what])
+    return content[what] is None
 
 
 def _describe(dtype: torch.dtype, shape: Sequence[int]) -> str:

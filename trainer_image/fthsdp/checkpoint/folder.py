@@ -44,6 +44,7 @@ __all__ = [
     "survey",
     "sync",
     "verify",
+    "warn",
 ]
 
 log = logging.getLogger(__name__)
@@ -92,34 +93,38 @@ class Survey:
 def newest(root: Path) -> Stored | None:
     """Return the newest whole checkpoint, and warn of each that is not whole; raises ConfigError for such a folder."""
     found = survey(root)
+    warn(root, found)
+    return found.whole[0] if found.whole else None
+
+
+def warn(root: Path, found: Survey) -> None:
+    """Log what in ``root`` is no whole checkpoint."""
     for name, reason in found.broken.items():
         log.warning("checkpoint %s is not whole and is left out: %s", root / name, reason)
     for name in found.foreign:
         log.warning("%s has no %s, so it is no checkpoint of fthsdp: left out", root / name, MARKER)
     for name in found.unfinished:
         log.warning("checkpoint %s was never finished: left out", root / name)
-    return found.whole[0] if found.whole else None
 
 
 def survey(root: Path) -> Survey:
     """Look at everything in ``root``, which need not exist; raises ConfigError when it cannot be read."""
     whole: list[Stored] = []
     broken: dict[str, str] = {}
-    foreign: list[str] = []
     names = _names(root)
     for name in names:
         if not _FINAL.fullmatch(name):
-            continue
-        if not (root / name / MARKER).exists():
-            foreign.append(name)
             continue
         try:
             whole.append(_read(root / name))
         except Broken as reason:
             broken[name] = str(reason)
+    # Somebody may be deleting while we look.
+    broken = {name: reason for name, reason in broken.items() if (root / name).exists()}
+    foreign = [name for name in broken if not (root / name / MARKER).exists()]
     return Survey(
         whole=tuple(sorted(whole, key=lambda stored: -stored.step)),
-        broken=broken,
+        broken={name: reason for name, reason in broken.items() if name not in foreign},
         foreign=tuple(foreign),
         unfinished=tuple(name for name in names if _PART.fullmatch(name)),
         dying=tuple(name for name in names if _OLD.fullmatch(name)),

@@ -2,8 +2,8 @@
 
 The state is ``TrainState.snapshot()``, the same description of everything that decides the next update which a newcomer
 downloads. DCP's own ``get_state_dict`` steps an optimizer that has no state yet and knows no user state; the snapshot
-restores bit by bit. Its tensors get the names that ``get_state_dict`` would give them, so that plain DCP can load the
-model and the optimizer; a sharded one is known by its place in the whole, so that it can be cut differently when read.
+restores bit by bit. Its tensors are filed where ``get_state_dict`` would have them, so that plain DCP can load model
+and optimizer; a sharded one is known by its place in the whole, so that it can be cut differently when it is read.
 """
 
 from __future__ import annotations
@@ -104,22 +104,28 @@ class HostCopy:
     """Host memory for one copy of a rank's state. It is kept: touching fresh memory costs more than the copying."""
 
     def __init__(self) -> None:
-        self._memory = torch.empty(0, dtype=torch.uint8)
+        self._copies: tuple[Tensor, ...] = ()
 
     @torch.no_grad()
     def take(self, snapshot: Snapshot, shards: Shards) -> Copied:
         """Copy what ``snapshot`` views; complete on return. The copy is good until the next call."""
-        starts, end = [], 0
-        for tensor in snapshot.tensors:
-            starts.append(end)
-            end += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
-        devices = {tensor.device for tensor in snapshot.tensors if tensor.is_cuda}
-        if self._memory.numel() < end:
-            self._memory = torch.empty(end, dtype=torch.uint8, pin_memory=bool(devices))
-        copies = []
-        for start, tensor in zip(starts, snapshot.tensors, strict=True):
-            copy = self._memory[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-            copies.append(copy.copy_(tensor, non_blocking=True))
+        tensors = snapshot.tensors
+        devices = {tensor.device for tensor in tensors if tensor.is_cuda}
+        if [(copy.dtype, copy.shape) for copy in self._copies] != [(tensor.dtype, tensor.shape) for tensor in tensors]:
+            self._copies = _allocate(tensors, pinned=bool(devices))
+        if tensors:
+            torch._foreach_copy_(self._copies, tensors, non_blocking=True)
         for device in devices:
             torch.cuda.current_stream(device).synchronize()
-        return Copied(content=snapshot.meta["content"], tensors=tuple(copies), shards=shards)
+        return Copied(content=snapshot.meta["content"], tensors=self._copies, shards=shards)
+
+
+def _allocate(tensors: Sequence[Tensor], *, pinned: bool) -> tuple[Tensor, ...]:
+    """Return tensors like the given ones, in one run of host memory."""
+    starts, end = [], 0
+    for tensor in tensors:
+        starts.append(end)
+        end += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
+    memory = torch.empty(end, dtype=torch.uint8, pin_memory=pinned)
+    places = zip(starts, tensors, strict=True)
+    return tuple(memory[start : start + like.nbytes].view(like.dtype).view(like.shape) for start, like in places)

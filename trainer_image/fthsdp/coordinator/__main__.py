@@ -81,6 +81,7 @@ def _add_times(parser: argparse.ArgumentParser) -> None:
         ("reconnect-grace", "a leader whose connection closed may take this long to come back"),
         ("answer-timeout", "a replica may take this long to answer a fence"),
         ("connect-timeout", "a planned change may take this long to connect"),
+        ("stall-timeout", "ask all ranks where they are when no step has ended for this long"),
     ):
         default = MembershipSettings.__dataclass_fields__[name.replace("-", "_")].default
         times.add_argument(f"--{name}", type=float, default=default, metavar="S", help=f"{text} (default {default:g})")
@@ -114,6 +115,7 @@ async def _run(args: argparse.Namespace) -> int:
         reconnect_grace=args.reconnect_grace,
         answer_timeout=args.answer_timeout,
         connect_timeout=args.connect_timeout,
+        stall_timeout=args.stall_timeout,
     )
     key = read_job_key({JOB_KEY_FILE: str(args.key_file)})
     archive = Archive(args.record_dir) if args.record_dir else None

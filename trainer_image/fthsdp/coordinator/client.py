@@ -17,7 +17,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from pydantic import BaseModel
 
@@ -37,6 +37,7 @@ from fthsdp.coordinator.messages import (
     parse_from_coordinator,
 )
 from fthsdp.errors import ConnectionLost, Refused, WireError
+from fthsdp.timeouts import TIMEOUTS
 from fthsdp.wire import encode_frame, open_async, open_blocking, read_frame, receive_frame, send_frame
 
 __all__ = ["LeaderClient", "OperatorClient"]
@@ -73,8 +74,10 @@ class LeaderClient:
         attempt: int,
         addresses: Sequence[str],
         on_message: Callable[[FromCoordinator], None],
-        heartbeat_interval: float = 1.0,
+        heartbeat_interval: float = TIMEOUTS["heartbeat_interval"].default,
+        times: Mapping[str, float] | None = None,
     ) -> None:
+        """``times`` are those that this replica's ranks go by, named as in ``fthsdp.timeouts``; None: the defaults."""
         self._address = address
         self._key = key
         self._job = job
@@ -83,6 +86,7 @@ class LeaderClient:
         self._addresses = tuple(addresses)
         self._on_message = on_message
         self._heartbeat_interval = heartbeat_interval
+        self._times = dict(times or {})
         self._changed = threading.Condition()
         self._state = MemberState()
         self._state_is_news = False
@@ -183,7 +187,13 @@ class LeaderClient:
             if self._closing:
                 sock.close()
                 raise ConnectionLost("closing")
-            hello = Hello(replica=self._replica, attempt=self._attempt, addresses=self._addresses, state=self._state)
+            hello = Hello(
+                replica=self._replica,
+                attempt=self._attempt,
+                addresses=self._addresses,
+                state=self._state,
+                times=self._times,
+            )
             self._state_is_news = False
         try:
             send_frame(sock, hello.model_dump(mode="json"))

@@ -7,8 +7,9 @@ tell the log and the run record what happened.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
+from fthsdp import timeouts
 from fthsdp.coordinator.ledger import Ledger
 from fthsdp.coordinator.messages import Cause, EpochRecord, Exited, FromCoordinator, Hello, State
 from fthsdp.errors import ConfigError
@@ -28,6 +29,7 @@ __all__ = [
     "Received",
     "Removed",
     "Send",
+    "Stalled",
     "Started",
     "Tick",
     "Withdrawn",
@@ -55,6 +57,9 @@ class MembershipSettings:
     """How long a member that talks may leave a fence unanswered. Only a rank that hangs takes longer than seconds."""
     connect_timeout: float = 60.0
     """How long a planned epoch waits for its rings. Covers several attempts of 10 s to connect one."""
+    stall_timeout: float = 300.0
+    """After so long without the end of any step, the ranks are asked where they are. Who has kept the others waiting
+    for half of it is taken out."""
 
     def __post_init__(self) -> None:
         if self.replicas < 1:
@@ -65,18 +70,15 @@ class MembershipSettings:
             )
         if self.spares < 0:
             raise ConfigError(f"spares is {self.spares}: it cannot be negative")
-        for name in ("start_timeout", "reconnect_grace", "answer_timeout", "connect_timeout"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name.replace('_', '-')} is {getattr(self, name):g} s: it cannot be negative")
-        if self.silence_timeout < 2:
-            raise ConfigError(
-                f"silence-timeout is {self.silence_timeout:g} s: leaders speak once a second, it must be at least 2 s"
-            )
-        if self.reconnect_grace > self.silence_timeout:
-            raise ConfigError(
-                f"reconnect-grace ({self.reconnect_grace:g} s) must not be longer than"
-                f" silence-timeout ({self.silence_timeout:g} s)"
-            )
+        for name, seconds in self.times.items():
+            if not 0 <= seconds < float("inf"):
+                raise ConfigError(f"{name.replace('_', '-')} is {seconds:g} s: it must be a number and not negative")
+        timeouts.check(self.times)
+
+    @property
+    def times(self) -> dict[str, float]:
+        """All times, by their names in ``fthsdp.timeouts``."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name in timeouts.TIMEOUTS}
 
 
 # --- events ---------------------------------------------------------------------------------------------------------
@@ -157,6 +159,15 @@ class Removed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Stalled:
+    """No step ends, and this is where everybody is."""
+
+    step: int
+    """The one that does not end."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Left:
     """A replica left as it had asked."""
 
@@ -209,4 +220,4 @@ class Finished:
     step: int
 
 
-Effect = Persist | Send | Drop | Fenced | Removed | Left | Decided | Started | Proposed | Withdrawn | Finished
+Effect = Persist | Send | Drop | Fenced | Removed | Stalled | Left | Decided | Started | Proposed | Withdrawn | Finished

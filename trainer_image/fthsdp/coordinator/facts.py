@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from fthsdp import timeouts
 from fthsdp.coordinator.events import MembershipSettings
 from fthsdp.coordinator.messages import EpochRecord, Hello, Member, MemberState, Role
+from fthsdp.errors import ConfigError
 
 __all__ = ["Facts", "Peer", "Proposal"]
 
@@ -30,6 +32,8 @@ class Peer:
     """False: known from the ledger only, it has not yet come back to this coordinator."""
     heard: float
     """When it last said something."""
+    connected: float = 0.0
+    """When its newest connection began."""
     deadline: float | None = None
     """When it is lost unless it reconnects; None while connected."""
     baseless: float | None = None
@@ -121,6 +125,11 @@ class Facts:
         entered = self.proposal is not None and self.proposal.entered
         return joiners | {r: m for r, m in self.union().items() if not (entered and self.has_left(m))}
 
+    def taking_part(self) -> dict[int, Member]:
+        """Everybody who has to do something so that a step ends."""
+        inside = [*(self.record.members if self.record else ()), *(self.begun.members if self.begun else ())]
+        return {m.replica: m for m in inside if not (self.is_lost(m) or self.has_left(m))}
+
     def joiners(self) -> Iterator[Peer]:
         """Newcomers that wait to be taken in, in order.
 
@@ -148,7 +157,8 @@ class Facts:
     def refusal(self, hello: Hello) -> str:
         """Why this leader is turned away for good; empty when it is not."""
         name = f"replica {hello.replica} attempt {hello.attempt}"
-        reason = self._unknown(hello) or self._stale(hello) or self._misshapen(hello) or self._out_of_step(hello)
+        questions = (self._unknown, self._stale, self._misshapen, self._out_of_step, self._untimely)
+        reason = next((reason for question in questions if (reason := question(hello))), "")
         return f"{name} {reason}" if reason else ""
 
     def _unknown(self, hello: Hello) -> str:
@@ -180,6 +190,13 @@ class Facts:
         inside = self.union().get(hello.replica)
         if hello.state.epoch and not hello.state.leaving and (inside is None or inside.attempt != hello.attempt):
             return "is no member any more: start it again, so that it catches up from the others"
+        return ""
+
+    def _untimely(self, hello: Hello) -> str:
+        try:
+            timeouts.check(self.settings.times | hello.times)
+        except ConfigError as error:
+            return f"does not fit the coordinator: {error}"
         return ""
 
     # --- what speaks against an epoch -------------------------------------------------------------------------------

@@ -13,7 +13,8 @@ At any time the job is in one of these situations::
     finishing  somebody knows that the last step is final: the others are told, then all are dismissed
 
 A gather always ends, because whoever does not answer is lost: by its exit, its closed connection, its silence, or
-because it talks without answering. A proposal may be dropped for nothing until its Go; from then on it counts as begun.
+because it talks without answering. While the job runs and no step ends, everybody is asked where its ranks are
+(``hangs``). A proposal may be dropped for nothing until its Go; from then on it counts as begun.
 """
 
 from __future__ import annotations
@@ -36,11 +37,13 @@ from fthsdp.coordinator.events import (
     Received,
     Removed,
     Send,
+    Stalled,
     Started,
     Tick,
     Withdrawn,
 )
 from fthsdp.coordinator.facts import Facts, Peer, Proposal
+from fthsdp.coordinator.hangs import Diagnosis, HangWatch
 from fthsdp.coordinator.ledger import Ledger
 from fthsdp.coordinator.messages import (
     Announce,
@@ -56,6 +59,7 @@ from fthsdp.coordinator.messages import (
     Install,
     Member,
     MemberState,
+    Probe,
     RefusedMember,
     ReplicaStatus,
     State,
@@ -87,6 +91,9 @@ class Membership:
         self._fence_since = now
         self._waiting_since = now
         self._retry_at = now
+        self._watch = HangWatch(stall_timeout=settings.stall_timeout, answer_timeout=settings.answer_timeout, now=now)
+        self._stall = ""
+        """Why the rings have to be made anew although none is broken."""
         self._finished: int | None = None
         self._verdicts: dict[int, Verdict] = {}
         self._done = False
@@ -173,6 +180,7 @@ class Membership:
             for peer in self._facts.peers.values():
                 peer.postpone(gap)
             self._fence_since += gap
+            self._watch.forgive(gap)
             if self._facts.proposal is not None:
                 self._facts.proposal.since += gap
         self._now = now
@@ -190,6 +198,7 @@ class Membership:
             self._effects.append(Drop(connection=known.connection))
         self._facts.give_up(replica, attempt - 1)
         peer = Peer(replica=replica, attempt=attempt, addresses=hello.addresses, connection=connection, heard=self._now)
+        peer.connected = self._now
         self._facts.peers[replica] = peer
         self._send(peer, Welcome())
         self._learn(peer, hello.state)
@@ -238,6 +247,7 @@ class Membership:
             elif self._is_mute(peer):
                 waited = f"it did not answer a fence for {self._settings.answer_timeout:g} s"
                 self._lose(peer, Cause.HUNG, f"{waited}: one of its ranks hangs")
+        self._look_for_hangs()
 
     def _is_mute(self, peer: Peer) -> bool:
         return (
@@ -246,6 +256,39 @@ class Membership:
             and peer.replica in self._facts.gathered()
             and peer.state.fence < self._fence
         )
+
+    def _look_for_hangs(self) -> None:
+        record = self._facts.record
+        if (
+            record is None
+            or not record.members
+            or record.paused
+            or self._fence is not None
+            or self._finished is not None
+        ):
+            self._watch.rest(self._now)
+            return
+        members = self._facts.taking_part()
+        peers = {r: self._facts.peers[r] for r in members}
+        if not peers:
+            return
+        diagnosis = self._watch.look(
+            {r: p.state for r, p in peers.items()},
+            members=members,
+            connected={r: p.connected for r, p in peers.items() if p.connection is not None},
+            record=record,
+            now=self._now,
+        )
+        if diagnosis is not None:
+            self._act_on(diagnosis)
+
+    def _act_on(self, found: Diagnosis) -> None:
+        """Take out who holds up the others; with nobody to blame, make new rings, or wait on."""
+        self._effects.append(Stalled(step=found.step, reason=found.summary))
+        for replica, evidence in found.hung.items():
+            self._lose(self._facts.peers[replica], Cause.HUNG, evidence)
+        if found.joined:
+            self._stall = f"step {found.step} does not end though everybody has joined it: {found.summary}"
 
     def _lose(self, peer: Peer, cause: Cause, reason: str, *, detected: float | None = None) -> None:
         """Take a replica out for good. Only this function does, and each caller has its evidence."""
@@ -294,8 +337,9 @@ class Membership:
             return self._decide()
         if self._facts.record is None or not self._facts.record.members:
             return self._start()
-        reason = self._facts.break_reason()
+        reason = self._facts.break_reason() or self._stall
         if reason:
+            self._stall = ""
             self._begin_gather(reason)
             return True
         if self._facts.proposal is not None:
@@ -523,11 +567,16 @@ class Membership:
             self._say_break(peer)
         else:
             self._tell_epochs(peer)
+            self._say_probe(peer)
 
     def _say_break(self, peer: Peer) -> None:
         assert self._fence is not None
         if peer.state.fence < self._fence:
             self._say(peer, self._fence, Break(epoch=self._fence))
+
+    def _say_probe(self, peer: Peer) -> None:
+        if self._watch.asking and peer.state.probe < self._watch.number and peer.replica in self._facts.taking_part():
+            self._say(peer, self._watch.number, Probe(number=self._watch.number))
 
     def _tell_epochs(self, peer: Peer) -> None:
         record, proposal, state = self._facts.record, self._facts.proposal, peer.state

@@ -30,6 +30,9 @@ __all__ = [
     "Member",
     "MemberState",
     "Outcome",
+    "Phase",
+    "Probe",
+    "RankReport",
     "Recorded",
     "Records",
     "RefusedMember",
@@ -123,6 +126,39 @@ class EpochRecord(_Model):
         return tuple(m.replica for m in self.members if m.role is Role.ACTIVE)
 
 
+class Phase(StrEnum):
+    """Where a rank's training thread is."""
+
+    BODY = "body"
+    """In the user's code of a step: forward, backward, loading data."""
+    COLLECTIVE = "collective"
+    """It has handed over everything of the step and waits for its rail's ring."""
+    VOTE = "vote"
+    """It waits for the other ranks of its replica."""
+    UPDATE = "update"
+    """It applies a step, loads a state or replays."""
+    WAITING = "waiting"
+    """It waits for a decision of the coordinator, or for what it fetches from another replica."""
+    UNKNOWN = "unknown"
+    """It did not tell its leader."""
+
+
+class RankReport(_Model):
+    """Where one rank is, as it answers a probe."""
+
+    rank: int
+    epoch: int
+    """Newest epoch whose rings it has entered; 0 for none."""
+    step: int
+    """The step that it works on: the one after the last that it applied, or the one that it applies."""
+    phase: Phase
+    seconds: float
+    """For how long it has been in this phase."""
+    stack: str = Field(default="", max_length=4096)
+    """Of its training thread, the innermost frame last; empty where nobody could tell. A leader sends those of the
+    first few ranks that do not wait: a replica can have thousands."""
+
+
 class MemberState(_Model):
     """Everything that a decision needs to know of a member.
 
@@ -160,6 +196,10 @@ class MemberState(_Model):
     """Step of that state: the newest whole checkpoint that it can read; 0 when there is none."""
     failed: str = ""
     """Why this replica ends itself, the cause first (``StateDiverged: …``); empty when it does not."""
+    probe: int = 0
+    """Newest probe that is answered by ``ranks``; 0 for none."""
+    ranks: tuple[RankReport, ...] = ()
+    """Where each rank was then, those that did not tell as ``unknown``; empty again once a step has ended."""
 
 
 # --- records of what happened ---------------------------------------------------------------------------------------
@@ -216,6 +256,7 @@ class Cause(StrEnum):
     CONNECTION_LOST = "ConnectionLost"
     SILENT = "Silent"
     HUNG = "Hung"
+    """It talks, but a rank of it does not take part: it does not answer, does not connect, or never joined a step."""
     REPLACED = "Replaced"
     """A newer attempt of the same replica said hello."""
     STATE_DIVERGED = "StateDiverged"
@@ -239,6 +280,8 @@ class Hello(_Model):
     attempt: int
     addresses: tuple[str, ...]
     state: MemberState = MemberState()
+    times: dict[str, float] = {}
+    """The times in seconds that its ranks go by, named as in ``fthsdp.timeouts``, as far as they can be set."""
 
 
 class State(_Model):
@@ -299,6 +342,13 @@ class Break(_Model):
 
     kind: Literal["break"] = "break"
     epoch: int
+
+
+class Probe(_Model):
+    """No step ends: answer soon, with a state that has this number, where each of your ranks is."""
+
+    kind: Literal["probe"] = "probe"
+    number: int
 
 
 class Install(_Model):
@@ -378,7 +428,7 @@ class Status(_Model):
 
 ToCoordinator = Annotated[Hello | State | Records | Exited | StatusRequest, Field(discriminator="kind")]
 FromCoordinator = Annotated[
-    Welcome | RefusedMember | Recorded | Announce | Go | Break | Install | Close | Bye | Status,
+    Welcome | RefusedMember | Recorded | Announce | Go | Break | Probe | Install | Close | Bye | Status,
     Field(discriminator="kind"),
 ]
 _to_coordinator: TypeAdapter[ToCoordinator] = TypeAdapter(ToCoordinator)

@@ -16,8 +16,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from fthsdp.coordinator.events import Decided, Effect, Finished, Left, Removed, Started
+from fthsdp.coordinator.events import Decided, Effect, Finished, Left, Removed, Stalled, Started
 from fthsdp.coordinator.messages import Cause, JoinRecord, Records, Role, StepRecord
+from fthsdp.data.lanes import POSITIONS, below_first, below_last
 from fthsdp.ranges import Range, count, subtract, union
 
 __all__ = ["RunEvent", "RunRecord", "event_of"]
@@ -31,12 +32,13 @@ class RunEvent(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    kind: Literal["decided", "started", "lost-everything", "removed", "left", "finished"]
+    kind: Literal["decided", "started", "lost-everything", "removed", "stalled", "left", "finished"]
     at: float
     """Unix time in seconds."""
     epoch: int | None = None
     step: int | None = None
-    """decided: the last step that counts; started: of the checkpoint it begins from; finished: the last step."""
+    """decided: the last step that counts; started: of the checkpoint it begins from; stalled: the one that does not
+    end; finished: the last step."""
     replica: int | None = None
     attempt: int | None = None
     cause: Cause | None = None
@@ -76,6 +78,8 @@ def event_of(effect: Effect, at: float) -> RunEvent | None:
                 reason=effect.reason,
                 member=effect.member,
             )
+        case Stalled():
+            return RunEvent(kind="stalled", at=at, step=effect.step, reason=effect.reason)
         case Left():
             return RunEvent(kind="left", at=at, replica=effect.replica, attempt=effect.attempt, reason=effect.reason)
         case Finished():
@@ -141,6 +145,7 @@ class RunRecord:
         self._failures: list[_Failure] = []
         self._leaves: list[RunEvent] = []
         self._starts: list[RunEvent] = []
+        self._stalls: list[RunEvent] = []
         self._lines: dict[int, dict[str, Any]] = {}
         self._printed: int | None = None
         self._trained: tuple[Range, ...] = ()
@@ -167,6 +172,8 @@ class RunRecord:
                         failure.decided = event
             case "removed":
                 self._failures.append(_Failure(event=event))
+            case "stalled":
+                self._stalls.append(event)
             case "left" if (event.replica, event.attempt) not in {(e.replica, e.attempt) for e in self._leaves}:
                 # A restarted coordinator may see once more that somebody has left.
                 self._leaves.append(event)
@@ -280,6 +287,7 @@ class RunRecord:
                 {"replica": e.replica, "attempt": e.attempt, "reason": e.reason, "left_s": self._clock(e.at)}
                 for e in self._leaves
             ],
+            "stalls": [{"step": e.step, "reason": e.reason, "noticed_s": self._clock(e.at)} for e in self._stalls],
             "samples": self._samples(),
             "digests": {"compared": self._compared, "mismatched": self._mismatched},
             "outcomes": {"compared": len(self._steps), "mismatched": self._outcomes_differ},
@@ -290,9 +298,8 @@ class RunRecord:
 
     def _samples(self) -> dict[str, int]:
         """Samples of steps that nobody told the ranges of are taken for those that fill the holes."""
-        end = self._trained[-1][1] if self._trained else 0
         told = [number for number, step in self._steps.items() if step.trained]
-        holes = subtract([(0, end)], (*self._trained, *self._trained_before(told)))
+        holes = subtract(below_last(self._trained), (*self._trained, *self._trained_before(told)))
         pending = count(holes) - count(subtract(holes, self._steps[max(told)].returned)) if told else 0
         return {
             "trained": count(self._trained) + self._untold,
@@ -307,7 +314,10 @@ class RunRecord:
             return ()
         first = self._steps[min(told)]
         known = (*first.trained, *first.returned)
-        return tuple(subtract([(0, max(end for _, end in known))], known))
+        before = below_last(known)
+        if self._trained[-1][1] > POSITIONS:  # where the other lanes of a stream were left shows when they go on
+            before += below_first(subtract(self._trained, known))
+        return subtract(before, known)
 
     def _spans(self) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
         failures = [f.span for f in self._failures if f.event.member]

@@ -34,6 +34,7 @@ from fthsdp.coordinator.events import (
     Received,
     Removed,
     Send,
+    Stalled,
     Started,
     Tick,
     Withdrawn,
@@ -58,14 +59,14 @@ from fthsdp.coordinator.messages import (
 from fthsdp.coordinator.record import RunRecord, event_of
 from fthsdp.coordinator.store import EpochStore, StoreUnavailable
 from fthsdp.errors import ConnectionLost, Refused, WireError
-from fthsdp.wire import Json, accept_async, encode_frame, read_frame
+from fthsdp.wire import Json, accept_async, frame_text, read_frame
 
 __all__ = ["Coordinator"]
 
 log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
-_News = Fenced | Removed | Left | Decided | Started | Proposed | Withdrawn | Finished
+_News = Fenced | Removed | Stalled | Left | Decided | Started | Proposed | Withdrawn | Finished
 
 TICK = 0.1
 """Seconds between two looks at the clock: how late a timeout can be noticed."""
@@ -122,6 +123,8 @@ class Coordinator:
         """Whether the report is not what was written last."""
         self._events: asyncio.Queue[Event | _Question] = asyncio.Queue()
         self._connections: dict[int, _Connection] = {}
+        self._encoded: tuple[FromCoordinator | None, bytes] = (None, b"")
+        """The message that was sent last, and its frame."""
         self._numbers = itertools.count(1)
         self._strangers = 0
         self._handlers: set[asyncio.Task[None]] = set()
@@ -201,7 +204,17 @@ class Coordinator:
                     self._write(connection, effect.message)
             case Drop():
                 self._drop(effect.connection)
-            case Fenced() | Removed() | Left() | Decided() | Started() | Proposed() | Withdrawn() | Finished():
+            case (
+                Fenced()
+                | Removed()
+                | Stalled()
+                | Left()
+                | Decided()
+                | Started()
+                | Proposed()
+                | Withdrawn()
+                | Finished()
+            ):
                 self._note(effect)
             case _ as never:
                 assert_never(never)
@@ -212,10 +225,16 @@ class Coordinator:
             log.warning("refused: %s", message.reason)
         if writer.is_closing():
             return
-        writer.write(encode_frame(message.model_dump(mode="json")))
+        writer.write(self._encode(message))
         if writer.transport.get_write_buffer_size() > LARGEST_BACKLOG:
             log.warning("connection %d does not read what it is sent; it is cut", connection.number)
             writer.transport.abort()
+
+    def _encode(self, message: FromCoordinator) -> bytes:
+        """What goes to all leaders in turn is put into words once: an epoch of 100,000 ranks fills megabytes."""
+        if message != self._encoded[0]:
+            self._encoded = message, frame_text(message.model_dump_json())
+        return self._encoded[1]
 
     def _drop(self, number: int) -> None:
         connection = self._connections.get(number)
@@ -403,6 +422,8 @@ def _in_words(effect: _News) -> str:
             return f"fencing everything up to epoch {effect.epoch}: {effect.reason}"
         case Removed():
             return f"replica {effect.replica} attempt {effect.attempt} is out ({effect.cause}): {effect.reason}"
+        case Stalled():
+            return f"step {effect.step} does not end: {effect.reason}"
         case Left():
             return f"replica {effect.replica} attempt {effect.attempt} left: {effect.reason}"
         case Decided():

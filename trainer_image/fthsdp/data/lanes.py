@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from fthsdp.ranges import Range, count, take, union
 
-__all__ = ["MAX_LANES", "POSITIONS", "behind", "below", "deal", "heads_after", "lane_of"]
+__all__ = ["MAX_LANES", "POSITIONS", "behind", "below_first", "below_last", "deal", "heads_after", "lane_of"]
 
 POSITIONS = 1 << 40
 """Sample numbers of each lane: the first of lane 2 is ``2 * POSITIONS``."""
@@ -29,12 +29,15 @@ def behind(heads: Sequence[int]) -> list[Range]:
     return [(lane * POSITIONS, lane * POSITIONS + head) for lane, head in enumerate(heads)]
 
 
-def below(numbers: Iterable[Range]) -> list[Range]:
-    """Return all numbers of each lane up to the highest in ``numbers``; those of an indexed dataset are of lane 0."""
-    ends: dict[int, int] = {}
-    for first, stop in numbers:
-        lane = first // POSITIONS
-        ends[lane] = max(stop, ends.get(lane, 0))
+def below_last(numbers: Iterable[Range]) -> list[Range]:
+    """Return all numbers of each lane up to the last in ``numbers``; those of an indexed dataset are of lane 0."""
+    ends = {start // POSITIONS: stop for start, stop in union(numbers)}
+    return [(lane * POSITIONS, end) for lane, end in ends.items()]
+
+
+def below_first(numbers: Iterable[Range]) -> list[Range]:
+    """Return all numbers of each lane before the first in ``numbers``."""
+    ends = {start // POSITIONS: start for start, _ in reversed(union(numbers))}
     return [(lane * POSITIONS, end) for lane, end in sorted(ends.items())]
 
 

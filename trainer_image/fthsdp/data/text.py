@@ -1,21 +1,23 @@
-"""Text as a dataset of bytes: no tokenizer, no download.
+"""Text as a dataset of bytes, or as a stream of them: no tokenizer, no download.
 
 Unless files are named, the text is the Python standard library's own source, which every machine that runs this has.
 """
 
 from __future__ import annotations
 
+import itertools
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from fthsdp.data.stream import StreamDataset
 from fthsdp.errors import ConfigError
 
-__all__ = ["TextDataset", "standard_library"]
+__all__ = ["TextDataset", "standard_library", "streamed"]
 
 _LEFT_OUT = frozenset({"site-packages", "dist-packages", "__pycache__", "test", "tests"})
 """Folders of the standard library's place that hold other people's code, or that many distributions leave out."""
@@ -71,3 +73,18 @@ class TextDataset(Dataset[Tensor]):
         if not 0 <= index < len(self):
             raise IndexError(f"window {index} of {len(self)}")
         return self._text[index * self._length : (index + 1) * self._length + 1].long()
+
+
+def streamed(text: TextDataset, lanes: int) -> StreamDataset:
+    """Return the windows as a stream: lane k reads every ``lanes``-th from the k-th on, again and again.
+
+    Raises ConfigError when there are fewer windows than lanes.
+    """
+    if lanes > len(text):
+        raise ConfigError(f"{lanes} lanes cannot share the {len(text)} windows of the text")
+
+    def windows(lane: int, position: int) -> Iterator[Tensor]:
+        own = range(lane, len(text), lanes)
+        return (text[own[number % len(own)]] for number in itertools.count(position))
+
+    return StreamDataset(lanes=lanes, open=windows)

@@ -541,7 +541,7 @@ class StepLoop:
     def _dealt(self, assigned: Assigned) -> Assignment:
         size = self._place.batch_size
         if self._place.policies.batch is BatchPolicy.SHRINK:
-            return assign(self.sampler, assigned.replicas, size)
+            return assign(self.sampler, assigned.replicas, size, unit=self._place.world_size)
         total = size * (assigned.wanted or len(assigned.replicas))
         return assign(
             self.sampler,

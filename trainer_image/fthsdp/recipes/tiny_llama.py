@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import fthsdp
-from fthsdp.data.text import TextDataset
+from fthsdp.data.text import TextDataset, streamed
 from fthsdp.errors import ConfigError
 from fthsdp.recipes.llama import SIZES, Llama, ModelSize, next_token_loss, shard
 
@@ -40,6 +40,7 @@ class Options:
     micro_batch_size: int
     sequence_length: int
     data: tuple[Path, ...] | None
+    lanes: int
     learning_rate: float
     clip_grad_norm: float
     seed: int
@@ -48,6 +49,7 @@ class Options:
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "micro_batch_size", "sequence_length"):
             _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+        _require(self.lanes >= 0, "lanes", self.lanes, "0 or more")
         for name in ("learning_rate", "clip_grad_norm"):
             _require(0 < getattr(self, name) < math.inf, name, getattr(self, name), "a number above 0")
         _require(0 <= self.seed < 1 << 63, "seed", self.seed, "a whole number from 0 to 2**63-1")
@@ -77,6 +79,9 @@ def parse(arguments: Sequence[str]) -> Options:
     parser.add_argument("--sequence-length", type=int, default=128, help="bytes of a sample")
     parser.add_argument(
         "--data", type=Path, nargs="+", help="text files (default: the Python standard library's source)"
+    )
+    parser.add_argument(
+        "--lanes", type=int, default=0, help="read the text as a stream in this many lanes (default: at random)"
     )
     parser.add_argument("--learning-rate", type=float, default=3e-3, help="at its highest; AdamW, cosine with warm-up")
     parser.add_argument("--clip-grad-norm", type=float, default=1.0, help="largest norm of the gradient")
@@ -112,8 +117,9 @@ def emulated_loss(model: nn.Module, windows: Tensor, seconds: float) -> Tensor:
     return next_token_loss(model, windows[:, : _EMULATED_LENGTH + 1])
 
 
-def train(options: Options, dataset: TextDataset) -> None:
+def train(options: Options, text: TextDataset) -> None:
     """Train to the last step, through whatever fails on the way."""
+    dataset = streamed(text, options.lanes) if options.lanes else text
     with fthsdp.replica_group(seed=options.seed) as group:
         torch.manual_seed(options.seed)
         model = Llama(SIZES[options.model]).to(group.device)
@@ -124,7 +130,11 @@ def train(options: Options, dataset: TextDataset) -> None:
         group.log_final = True
         sleep = (options.emulate_compute or 0.0) * dist.get_world_size() / options.batch_size  # for each sample
         for step in group.steps(
-            state, until=options.steps, batch_size=options.batch_size, micro_batch_size=options.micro_batch_size
+            state,
+            until=options.steps,
+            batch_size=options.batch_size,
+            micro_batch_size=options.micro_batch_size,
+            lanes=options.lanes,
         ):
             for windows in step.batches(dataset):
                 if options.emulate_compute is None:
@@ -137,8 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the script and return its exit code."""
     try:
         options = parse(sys.argv[1:] if arguments is None else arguments)
-        dataset = TextDataset(options.data, length=options.sequence_length)
-        train(options, dataset)
+        train(options, TextDataset(options.data, length=options.sequence_length))
     except ConfigError as error:
         print(f"tiny_llama: {error}", file=sys.stderr)
         return 2
