@@ -145,14 +145,20 @@ class Checks:
         if any(rank.owner.frozen for rank in replica.ranks):
             return
         since = world.excuses.get((removed.replica, removed.attempt))
+        if since is None and "reports" in removed.reason:
+            since = world.links_cut.get((removed.replica, removed.attempt))
         if since is None or world.clock.now - since > EXCUSED:
             self.fail(f"a healthy replica is taken out: {removed}")
 
     def _nothing_lost(self) -> None:
-        """The job starts from its beginning only when nobody is left who could go on."""
-        for replica in self._world.replicas.values():
-            excused = (replica.number, replica.attempt) in self._world.excuses
-            if replica.alive and not excused and replica.leader.state.step is not None and replica.leader.state.epoch:
+        """The job starts from its beginning only when nobody is left who could go on, or everybody wanted to leave."""
+        replicas = [replica for replica in self._world.replicas.values() if replica.alive]
+        if all(replica.leader.state.leaving for replica in replicas):
+            return
+        for replica in replicas:
+            name = (replica.number, replica.attempt)
+            excused = name in self._world.excuses or name in self._world.links_cut
+            if not excused and replica.leader.state.step is not None and replica.leader.state.epoch:
                 self.fail(f"the job starts again, although replica {replica.number} has the state")
 
     def gave_up(self, rank: Rank, error: Exception) -> None:

@@ -5,20 +5,30 @@ from __future__ import annotations
 import os
 import traceback
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from enum import StrEnum
 from itertools import islice
 from multiprocessing import get_context
 from random import Random
 
 from tests.simulation.exhaustive import small_job
-from tests.simulation.faults import Fault, random_faults, run
+from tests.simulation.faults import Fault, Kind, random_faults, run
 from tests.simulation.world import World
 
 from fthsdp.data.policies import BatchPolicy, LrPolicy, Policies
 
-__all__ = ["Case", "Covered", "cover", "explore", "random_case", "small_case"]
+__all__ = ["Case", "Covered", "cover", "explore", "random_case", "skirmish_case", "small_case"]
+
+
+class Job(StrEnum):
+    """What kind of job a case has."""
+
+    RANDOM = "random"
+    SMALL = "small"
+    SKIRMISH = "skirmish"
+    """Shadows that catch up for as long as the job lasts, and faults close upon each other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,9 +36,9 @@ class Case:
     """One run, as data."""
 
     number: int
-    """Of a random job; the seed of a small one."""
+    """The job's seed."""
     faults: tuple[Fault, ...]
-    small: bool = False
+    job: Job = Job.RANDOM
     lasting: float = 0.0
     """Seconds before what lasts among the faults is healed."""
 
@@ -38,14 +48,15 @@ class Case:
 
     def world(self) -> World:
         """Return the job before its first event."""
-        return small_job(self.number) if self.small else _random_job(Random(self.number), self.number)  # noqa: S311
+        return _JOBS[self.job](self.number)
 
     def __str__(self) -> str:
         told = ", ".join(map(str, self.faults)) or "no faults"
-        return f"{'small' if self.small else 'random'} job {self.number} with {told}"
+        return f"{self.job} job {self.number} with {told}"
 
 
-def _random_job(random: Random, number: int) -> World:
+def _random_job(number: int) -> World:
+    random = Random(number)  # noqa: S311
     replicas, ranks = random.choice([1, 2, 3, 3, 3, 4, 5]), random.choice([1, 2, 2, 3])
     return World(
         number,
@@ -61,10 +72,48 @@ def _random_job(random: Random, number: int) -> World:
     )
 
 
+def _skirmish_job(number: int) -> World:
+    random = Random(number)  # noqa: S311
+    return World(
+        number,
+        replicas=random.choice([2, 3]),
+        spares=random.choice([0, 1]),
+        ranks=random.choice([1, 2]),
+        steps=5,
+        weights=random.choice([(), (1, 2), (3, 1, 1)]),
+        unruly=random.choice([0.3, 0.6]),
+        download_seconds=random.choice([0.02, 0.3, 1.0]),
+    )
+
+
+_JOBS: dict[Job, Callable[[int], World]] = {
+    Job.RANDOM: _random_job,
+    Job.SMALL: small_job,
+    Job.SKIRMISH: _skirmish_job,
+}
+
+
+def skirmish_case(number: int) -> Case:
+    """Return a job in which a few things break within a step or two."""
+    world, random = _skirmish_job(number), Random(~number & 0xFFFFFFFF)  # noqa: S311
+    begin, width = random.randrange(400), random.choice([5, 20, 60])
+    kinds = [Kind.CUT_RING] * 6 + [Kind.KILL, Kind.CUT_LINK, Kind.CRASH_COORDINATOR]
+    faults = [
+        Fault(
+            at=begin + random.randrange(width),
+            kind=random.choice(kinds),
+            replica=random.randrange(len(world.replicas)),
+            rank=random.randrange(world.ranks),
+        )
+        for _ in range(random.randint(1, 3))
+    ]
+    faults.sort(key=lambda fault: fault.at)
+    return Case(number=number, faults=tuple(faults), job=Job.SKIRMISH, lasting=random.choice([0.0, 7.0]))
+
+
 def random_case(number: int) -> Case:
     """Return a random job with random faults."""
-    random = Random(number)  # noqa: S311
-    world = _random_job(random, number)
+    world, random = _random_job(number), Random(~number & 0xFFFFFFFF)  # noqa: S311
     most, events = random.choice([0, 1, 2, 4, 8]), random.choice([200, 500, 1500])
     faults = random_faults(random, most=most, replicas=len(world.replicas), ranks=world.ranks, events=events)
     return Case(number=number, faults=tuple(faults), lasting=random.choice([0.0, 2.0, 20.0]))
@@ -72,7 +121,7 @@ def random_case(number: int) -> Case:
 
 def small_case(seed: int, faults: Sequence[Fault]) -> Case:
     """Return a small job with these faults."""
-    return Case(number=seed, faults=tuple(faults), small=True)
+    return Case(number=seed, faults=tuple(faults), job=Job.SMALL)
 
 
 @dataclass(slots=True)

@@ -25,6 +25,10 @@ PATIENCE = 300.0
 """Simulated seconds in which a job has to finish once nothing breaks any more."""
 
 
+STRAGGLERS = 20.0
+"""Seconds after the end of the first replica that finished in which the others have to."""
+
+
 class World:
     """One job, from its start to its end."""
 
@@ -57,6 +61,8 @@ class World:
         self.connections = 0
         self.excuses: dict[tuple[int, int], float] = {}
         """When something last happened to an attempt that speaks against it."""
+        self.links_cut: dict[tuple[int, int], float] = {}
+        """When an attempt's link to the coordinator was last cut: evidence only together with a neighbour's word."""
         self.flipped: set[int] = set()
         self.finished = False
         """Some replica has finished the run."""
@@ -132,10 +138,12 @@ class World:
         """An attempt has ended."""
         self.checks.note(f"replica {replica.number} attempt {replica.attempt} exits with {replica.exit_code}")
         if replica.exit_code == 0 and not replica.leader.state.leaving:
-            self.finished = True
             loop = replica.ranks[0].loop
             if loop.full and loop.step >= self.steps:
                 self._returned = loop.sampler.returned
+            if not self.finished:
+                self.finished = True
+                self.clock.after(STRAGGLERS, self._end_stragglers)
             return
         random = self.clock.random
         if random.random() < 0.7:
@@ -161,6 +169,10 @@ class World:
                 if replica.attempt == verdict.attempt and replica.alive:
                     replica.exit(137)
         self.clock.after(1.0, self._operate)
+
+    def _end_stragglers(self) -> None:
+        for replica in self.replicas.values():
+            replica.exit(137)
 
     def coordinator_died(self) -> None:
         """The coordinator is gone; another one starts after a while."""
@@ -227,7 +239,7 @@ class World:
         replica = self.replicas[number]
         if replica.alive and replica.link is not None:
             self.checks.note(f"the link of replica {number} is cut")
-            self.excuses[number, replica.attempt] = self.clock.now
+            self.links_cut[number, replica.attempt] = self.clock.now
             replica.link.close()
 
     def cut_ring(self, number: int, rail: int) -> None:
@@ -262,8 +274,8 @@ class World:
 
     def leave(self, number: int) -> None:
         """SIGTERM a replica."""
-        replica = self._blame(number)
-        if replica is not None:
+        replica = self.replicas[number]
+        if replica.alive:
             self.checks.note(f"replica {number} is told to leave")
             replica.leave()
 
@@ -276,9 +288,9 @@ class World:
             replica.ranks[rank].state ^= 1 << 17
 
     def heal(self) -> None:
-        """End what lasts."""
+        """Let nothing more break. A member that is frozen stays so: somebody has to notice."""
         self.coordinator.dies_after_persist = None
         for replica in self.replicas.values():
             replica.partitioned = False
-            if replica.alive:
+            if replica.alive and not replica.leader.state.epoch:
                 replica.thaw()
