@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
+from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
@@ -650,6 +651,28 @@ def _complaints(spec: JobSpec) -> Iterator[str]:
     if spec.failure_policy.backoff.initial_seconds > spec.failure_policy.backoff.max_seconds:
         yield f"spec.failurePolicy.{_BACKOFF_RULE}"
     yield from _template_complaints(spec.template)
+    if spec.checkpoint is not None:
+        yield from _checkpoint_complaints(spec.checkpoint, spec.template["spec"])
+
+
+def _checkpoint_complaints(checkpoint: Checkpoint, pod: Mapping[str, Any]) -> Iterator[str]:
+    """A checkpoint that is gone with the pod that wrote it helps nobody."""
+    path = PurePosixPath(checkpoint.path)
+    mounts = {
+        PurePosixPath(str(mount.get("mountPath"))): mount for mount in _mappings(pod["containers"][0], "volumeMounts")
+    }
+    at = max((at for at in mounts if path.is_relative_to(at)), key=lambda at: len(at.parts), default=None)
+    name = None if at is None else mounts[at].get("name")
+    kinds = [kind for volume in _mappings(pod, "volumes") if volume.get("name") == name for kind in volume]
+    for kind in {"emptyDir", "secret", "configMap"}.intersection(kinds):
+        yield (
+            f"spec.checkpoint.path {checkpoint.path} is on the volume {name}, which is of the kind {kind}:"
+            " use one that outlives the pods and that all of them share"
+        )
+
+
+def _mappings(part: Mapping[str, Any], field: str) -> list[Mapping[str, Any]]:
+    return [item for item in part.get(field) or () if isinstance(item, Mapping)]
 
 
 def _template_complaints(template: Mapping[str, Any]) -> Iterator[str]:

@@ -64,7 +64,7 @@ def await_step(children: Iterable[Child], step: int) -> None:
 
 
 def repeated(children: Iterable[Child]) -> int:
-    """Return how many forward and backward passes these replicas ran for a step that they had run it for before."""
+    """Return how many forward and backward passes were run for a step by a replica that had run one for it before."""
     passes = [[event.step for event in child.events if event.what == "computed"] for child in children]
     return sum(len(steps) - len(set(steps)) for steps in passes)
 
@@ -123,7 +123,7 @@ def kills_and_a_freeze(plan: Plan) -> list[Figure]:
                 _kill_and_rejoin(job, phase, found[system.name])
                 if isinstance(job, FthsdpJob):
                     _freeze(job, found[system.name])
-                found[system.name].passes.append(repeated(job.survivors))
+                found[system.name].passes.append(repeated([*job.replicas.values(), *job.gone]))
             plan.say(f"{system.name}: stall {found[system.name].stalls[-1]:.3f} s,"
                      f" joined after {found[system.name].latencies[-1]:.2f} s")  # fmt: skip
     return _figures(found[FthsdpJob.name], found[TorchftJob.name])

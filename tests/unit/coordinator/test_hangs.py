@@ -111,7 +111,9 @@ def test_evidence_names_replica_rank_phase_and_place(odd: MemberState, evidence:
             {0: answer(COLLECTIVE, COLLECTIVE, began=(1, 2)), 1: answer(BODY, BODY)},
             id="who waits had nothing to compute in this step",
         ),
-        pytest.param({0: answer(COLLECTIVE, COLLECTIVE), 1: answer(BODY, BODY, step=8)}, id="one is a step ahead"),
+        pytest.param(
+            {0: JOINED, 1: answer(COLLECTIVE, COLLECTIVE, seconds=SHORT)}, id="the last one has only just joined"
+        ),
         pytest.param(dict.fromkeys(range(3), answer(BODY, BODY, probe=0)), id="nobody answers"),
     ],
 )  # fmt: skip
@@ -138,6 +140,13 @@ def test_when_all_have_joined_nobody_is_blamed_and_it_is_said_where_they_are() -
     assert found.summary == (
         "replica 0: 1 in collective of step 7, 1 in vote of step 7; replica 1: 2 in collective of step 7"
     )
+
+
+def test_who_is_a_step_ahead_does_not_hold_up_those_who_wait_in_the_step_before() -> None:
+    ahead, hanging = answer(COLLECTIVE, COLLECTIVE, step=8), answer(BODY, BODY, step=8)
+    found = judge({0: JOINED, 1: ahead, 2: hanging})
+    assert (found.joined, found.hung, found.step) == (True, {}, 7)
+    assert list(judge({0: ahead, 1: ahead, 2: hanging}).hung) == [2]
 
 
 def test_who_has_not_entered_a_planned_epoch_is_not_behind() -> None:

@@ -893,6 +893,14 @@ def test_a_probe_is_said_again_after_a_reconnection_and_not_once_it_is_answered(
     assert job.sent(1, Probe) == [Probe(number=1)]
 
 
+def test_a_coordinator_that_stood_still_for_longer_than_a_stall_asks_nobody() -> None:
+    job = Job().started(step=5)
+    job.now += 400
+    job.do(Tick())
+    job.pass_time(299, 0, 1, 2)
+    assert not job.effects
+
+
 def test_a_paused_job_is_not_probed_however_long_it_waits() -> None:
     job = paused()
     job.pass_time(700, 0)

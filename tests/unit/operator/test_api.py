@@ -94,6 +94,42 @@ BAD: list[tuple[Change, str]] = [
 ]
 
 
+def keeping(path: str, **kind: Any) -> Change:
+    """Checkpoints at a path, and a volume of some kind at /data."""
+
+    def change(job: dict[str, Any]) -> None:
+        job["spec"]["checkpoint"] = {"path": path, "everySteps": 5}
+        pod = job["spec"]["template"]["spec"]
+        pod["volumes"] = [{"name": "data", **kind}, {"name": "shared", "persistentVolumeClaim": {"claimName": "c"}}]
+        mounts = [{"name": "data", "mountPath": "/data"}, {"name": "shared", "mountPath": "/data/shared"}]
+        pod["containers"][0]["volumeMounts"] = mounts
+
+    return change
+
+
+@pytest.mark.parametrize("kind", ["emptyDir", "configMap"])
+def test_checkpoints_on_a_volume_that_is_gone_with_its_pod_are_refused(kind: str) -> None:
+    job = copy.deepcopy(manifest())
+    keeping("/data/checkpoints", **{kind: {}})(job)
+    with pytest.raises(ConfigError, match=f"checkpoints is on the volume data, which is of the kind {kind}: use one"):
+        parse_job(job)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        keeping("/data/shared/checkpoints", emptyDir={}),
+        keeping("/data/checkpoints", hostPath={"path": "/x"}),
+        keeping("/elsewhere", emptyDir={}),
+        keeping("checkpoints", emptyDir={}),
+    ],
+)
+def test_checkpoints_anywhere_else_are_welcome(change: Change) -> None:
+    job = copy.deepcopy(manifest())
+    change(job)
+    assert parse_job(job).spec.checkpoint is not None
+
+
 @pytest.mark.parametrize(("change", "sentence"), BAD, ids=[sentence for _, sentence in BAD])
 def test_bad_manifest(change: Change, sentence: str) -> None:
     job = copy.deepcopy(manifest())

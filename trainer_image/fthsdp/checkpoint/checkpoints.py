@@ -166,8 +166,8 @@ class Checkpoints:
             target=self._write, args=(self._last,), name=f"fthsdp-checkpoint-{step}", daemon=True
         )
         self._last.thread.start()
-        size = self._last.copied.size if self._last.copied is not None else 0
-        log.info("checkpoint of step %d: copied %d bytes in %.3f s", step, size, time.monotonic() - began)
+        if self._rank == 0:
+            log.info("checkpoint of step %d: training waited %.3f s for the copy", step, time.monotonic() - began)
         return True
 
     def _agree_to_begin(self) -> str | None:

@@ -83,11 +83,6 @@ class Copied:
     tensors: tuple[Tensor, ...]
     shards: Shards
 
-    @property
-    def size(self) -> int:
-        """Bytes."""
-        return sum(tensor.nbytes for tensor in self.tensors)
-
     def digest(self) -> int:
         """Return 64 bits over every bit of every tensor."""
         return digest(self.tensors)

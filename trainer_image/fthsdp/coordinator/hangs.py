@@ -8,7 +8,8 @@ everything of the step. Evidence against a replica is one of
 - a rank that has not followed the others into the epoch that was decided: it *did not move*;
 - no answer to a probe at all, where others answered.
 
-When everybody is in the body, the step is just long. When everybody waits, nobody is to blame: new rings cost nothing.
+When everybody is in the body, the step is just long. When all who have not got beyond a step wait in it, nobody is to
+blame: new rings cost nothing.
 
 ``HangWatch`` knows when to ask, and when the answers are complete.
 """
@@ -37,7 +38,7 @@ class Diagnosis:
     hung: Mapping[int, str]
     """By replica, the evidence against it."""
     joined: bool
-    """Everybody waits for everybody, and nobody is to blame."""
+    """Everybody has joined the step or got beyond it, and nobody is to blame."""
     summary: str
     """Where everybody is."""
 
@@ -66,10 +67,12 @@ def diagnose(
         for guilty, words in ((absent, _absent), (behind, _behind)):
             if guilty and replica not in hung:
                 hung[replica] = _evidence(replica, guilty, words(guilty[0]))
+    step = min((rank.step for ranks in reports.values() for rank in ranks), default=0)
+    lagging = [rank for ranks in reports.values() for rank in ranks if rank.step == step]
     return Diagnosis(
-        step=min((rank.step for ranks in reports.values() for rank in ranks), default=0),
+        step=step,
         hung=hung,
-        joined=not hung and len(joined) == len(members),
+        joined=not (hung or mute) and all(r.phase in _JOINED and r.seconds >= patience for r in lagging),
         summary="; ".join(_where(r, reports.get(r, ())) for r in sorted(members)),
     )
 

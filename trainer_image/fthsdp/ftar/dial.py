@@ -11,7 +11,7 @@ from collections.abc import Callable
 from fthsdp.errors import ConnectionLost, WireError
 from fthsdp.wire import Json, greet_blocking, parse_address
 
-__all__ = ["Dial"]
+__all__ = ["Dial", "Dials"]
 
 _PAUSE = 0.05
 """Seconds between attempts while nobody listens yet."""
@@ -98,3 +98,36 @@ class Dial:
         with self._lock:
             self._sock = None
         return sock
+
+
+class Dials:
+    """The connections in the making, by epoch and stream, and the threads of those that are over."""
+
+    def __init__(self) -> None:
+        self._running: dict[tuple[int, int], Dial] = {}
+        self._over: list[Dial] = []
+
+    def add(self, epoch: int, stream: int, dial: Dial) -> None:
+        """Keep a dial that has begun."""
+        self._running[epoch, stream] = dial
+
+    def done(self, epoch: int, stream: int) -> None:
+        """It has called ``on_done``; its thread may still run."""
+        dial = self._running.pop((epoch, stream), None)
+        if dial is not None:
+            self._over.append(dial)
+
+    def cancel(self, epoch: int) -> None:
+        """Give up those of ``epoch``."""
+        for key in [key for key in self._running if key[0] == epoch]:
+            self._running[key].cancel()
+            self.done(*key)
+
+    def forget_ended(self) -> None:
+        """Forget threads that have ended."""
+        self._over = [dial for dial in self._over if dial.running]
+
+    def join(self) -> None:
+        """Wait for the threads of those that are over."""
+        for dial in self._over:
+            dial.join()

@@ -17,7 +17,6 @@ import selectors
 import socket
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -30,10 +29,11 @@ from fthsdp.environment import Identity
 from fthsdp.errors import NotReady, Refused, RingBroken, WireError
 from fthsdp.ftar.collective import AllGather, AllReduce, Collective, Work
 from fthsdp.ftar.connection import Connection
-from fthsdp.ftar.dial import Dial
+from fthsdp.ftar.dial import Dial, Dials
 from fthsdp.ftar.early import EarlyDials
 from fthsdp.ftar.frames import LARGEST_PAYLOAD, Header, Kind
 from fthsdp.ftar.hello import RailHello, judge_neighbour, judge_stranger
+from fthsdp.ftar.mailbox import Mailbox
 from fthsdp.ftar.reduce import check_pair
 from fthsdp.ftar.ring import RailMember, Ring, RingState
 from fthsdp.ftar.settings import FtarSettings
@@ -78,21 +78,16 @@ class Engine:
         self._cancelled = 0
         self._active = 0
         self._closing = False
-        self._requests: deque[Callable[[], None]] = deque()
+        self._mailbox = Mailbox()
         # Only in the progress thread.
         self._rings: dict[int, Ring] = {}
         self._deadlines: dict[int, float] = {}
         """When a connecting ring has to be connected, or a leaving one is closed anyway."""
-        self._dials: dict[tuple[int, int], Dial] = {}
-        """Connections in the making, by epoch and stream."""
-        self._old_dials: list[Dial] = []
+        self._dials = Dials()
         self._early = EarlyDials(settings.streams)
         self._owners: dict[Connection, Ring] = {}
         self._selector = selectors.DefaultSelector()
-        self._waker, self._wake = socket.socketpair()
-        for sock in (self._waker, self._wake):
-            sock.setblocking(False)
-        self._selector.register(self._waker, selectors.EVENT_READ, None)
+        self._selector.register(self._mailbox.waker, selectors.EVENT_READ, None)
         self._stopped = False
         self._close_by: float | None = None
         self._thread = threading.Thread(target=self._work, name="fthsdp-ftar", daemon=True)
@@ -117,7 +112,7 @@ class Engine:
             if epoch in self._lines:
                 return
             self._lines[epoch] = line
-            self._request(partial(self._begin_ring, epoch, line, index))
+            self._mailbox.leave(partial(self._begin_ring, epoch, line, index))
 
     def activate(self, epoch: int) -> None:
         """Use the ring of ``epoch`` for what is submitted from now on, and leave those of lower epochs.
@@ -132,14 +127,14 @@ class Engine:
                 raise NotReady(f"epoch {epoch} cannot begin before it was connected")
             self._active = max(self._active, epoch)
             self._lines = {number: line for number, line in self._lines.items() if number >= epoch}
-            self._request(partial(self._leave_before, epoch))
+            self._mailbox.leave(partial(self._leave_before, epoch))
 
     def cancel(self, up_to: int) -> None:
         """Close the rings of all epochs up to ``up_to``; what is under way there fails with RingBroken."""
         with self._lock:
             self._cancelled = max(self._cancelled, up_to)
             self._lines = {number: line for number, line in self._lines.items() if number > up_to}
-            self._request(partial(self._cancel_rings, up_to))
+            self._mailbox.leave(partial(self._cancel_rings, up_to))
 
     def all_reduce(self, *, step: int, bucket: int, source: torch.Tensor, out: torch.Tensor) -> Work[None]:
         """Put the sum of all members' ``source`` into ``out``: the same bits everywhere; ``source`` is not changed.
@@ -153,7 +148,7 @@ class Engine:
             collective = AllReduce(
                 epoch=epoch, step=step, bucket=bucket, source=source, out=out, settings=self._settings
             )
-            self._request(partial(self._submit, epoch, collective))
+            self._mailbox.leave(partial(self._submit, epoch, collective))
         return collective.work
 
     def all_gather(self, *, step: int, payload: bytes) -> Work[list[bytes]]:
@@ -163,7 +158,7 @@ class Engine:
         with self._lock:
             epoch = self._active_epoch()
             collective = AllGather(epoch=epoch, step=step, payload=bytes(payload))
-            self._request(partial(self._submit, epoch, collective))
+            self._mailbox.leave(partial(self._submit, epoch, collective))
         return collective.work
 
     def close(self, *, linger: float = 0.0) -> None:
@@ -176,7 +171,7 @@ class Engine:
             if not self._closing:
                 self._closing = True
                 self._lines = {}
-                self._request(partial(self._begin_close, time.monotonic() + linger))
+                self._mailbox.leave(partial(self._begin_close, time.monotonic() + linger))
         self._thread.join()
 
     def _refuse_gone(self, epoch: int) -> None:
@@ -193,12 +188,6 @@ class Engine:
         if not self._active:
             raise NotReady("no epoch has begun: activate one before submitting to it")
         return self._active
-
-    def _request(self, what: Callable[[], None]) -> None:
-        self._requests.append(what)
-        # A full pipe wakes the thread as well.
-        with contextlib.suppress(OSError):
-            self._wake.send(b"x")
 
     # --- who may connect (in threads of the endpoint) -----------------------------------------------------------------
 
@@ -217,7 +206,7 @@ class Engine:
     def _accepted(self, sock: socket.socket, hello: Json) -> None:
         with self._lock:
             if not self._closing:
-                self._request(partial(self._arrived, sock, RailHello.read(hello)))
+                self._mailbox.leave(partial(self._arrived, sock, RailHello.read(hello)))
                 return
         sock.close()
 
@@ -228,7 +217,7 @@ class Engine:
         self._deadlines[epoch] = time.monotonic() + self._settings.connect_timeout
         if len(line) > 1:
             for stream in range(self._settings.streams):
-                self._dials[epoch, stream] = self._dial(ring, stream)
+                self._dials.add(epoch, stream, self._dial(ring, stream))
         self._attach_early(ring)
         self._check_connected(ring)
 
@@ -246,12 +235,10 @@ class Engine:
     def _dialled(self, epoch: int, stream: int, result: socket.socket | WireError) -> None:
         # In the dialling thread.
         with self._lock:
-            self._request(partial(self._dial_done, epoch, stream, result))
+            self._mailbox.leave(partial(self._dial_done, epoch, stream, result))
 
     def _dial_done(self, epoch: int, stream: int, result: socket.socket | WireError) -> None:
-        dial = self._dials.pop((epoch, stream), None)
-        if dial is not None:
-            self._old_dials.append(dial)
+        self._dials.done(epoch, stream)
         ring = self._rings.get(epoch)
         if ring is None or ring.state is not RingState.CONNECTING:
             if isinstance(result, socket.socket):
@@ -352,9 +339,7 @@ class Engine:
     def _close_ring(self, ring: Ring, error: RingBroken, *, forget: bool = True) -> None:
         # A broken ring stays known until it is cancelled or superseded: what is submitted to it fails with its error.
         self._deadlines.pop(ring.epoch, None)
-        for key in [key for key in self._dials if key[0] == ring.epoch]:
-            self._dials[key].cancel()
-            self._old_dials.append(self._dials.pop(key))
+        self._dials.cancel(ring.epoch)
         for connection in [c for c, owner in self._owners.items() if owner is ring]:
             self._drop(connection)
         ring.close(error)
@@ -430,15 +415,13 @@ class Engine:
     def _turn(self, events: list[tuple[selectors.SelectorKey, int]], now: float) -> None:
         for key, mask in events:
             if key.data is None:
-                with contextlib.suppress(BlockingIOError):
-                    self._waker.recv(4096)
+                self._mailbox.hush()
                 continue
             if mask & selectors.EVENT_WRITE:
                 key.data.full = False
             if mask & selectors.EVENT_READ:
                 self._read(key.data, now)
-        while self._requests:
-            self._requests.popleft()()
+        self._mailbox.work_off()
         for ring in list(self._rings.values()):
             self._pump(ring, now)
         for connection in self._early:
@@ -477,7 +460,7 @@ class Engine:
                 self._blame_silent(ring, now)
             self._blame_late(ring, now)
             self._pump(ring, now)
-        self._old_dials = [dial for dial in self._old_dials if dial.running]
+        self._dials.forget_ended()
 
     def _blame_silent(self, ring: Ring, now: float) -> None:
         for connection in ring.connections:
@@ -521,16 +504,12 @@ class Engine:
     def _end(self) -> None:
         with self._lock:
             self._closing = True
-        while self._requests:
-            self._requests.popleft()()
+        self._mailbox.work_off()
         for ring in list(self._rings.values()):
             self._close_ring(ring, RingBroken("this engine is closed"))
         self._forget(lambda number: True)
-        for dial in self._old_dials:
-            dial.join()
+        self._dials.join()
         # A dial that was done in the meantime has left a socket.
-        while self._requests:
-            self._requests.popleft()()
+        self._mailbox.work_off()
         self._selector.close()
-        self._waker.close()
-        self._wake.close()
+        self._mailbox.close()
