@@ -46,6 +46,7 @@ class Checks:
         self.steps = 0
         """Steps committed, all ranks together."""
         self.endings: Counter[str] = Counter()
+        self.removed: list[Removed] = []
         self.states: set[int] = set()
         """Fingerprints of the whole job, one for each commit."""
 
@@ -129,6 +130,8 @@ class Checks:
     def noted(self, effect: Effect) -> None:
         """The coordinator says what it did."""
         self.note(f"coordinator: {effect}")
+        if isinstance(effect, Removed):
+            self.removed.append(effect)
         if isinstance(effect, Removed) and effect.cause is not Cause.ORPHANED:
             self._excused(effect)
         if isinstance(effect, Decided) and effect.record is None and not self._world.finished:

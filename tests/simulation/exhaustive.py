@@ -7,6 +7,7 @@ not all tried with faults that last.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from tests.simulation.faults import Fault, Kind, run
 from tests.simulation.world import World
@@ -49,9 +50,12 @@ def singles(seed: int) -> Iterator[tuple[Fault, ...]]:
             yield (Fault(at=at, kind=kind, replica=replica, rank=rank),)
 
 
-def pairs(seed: int) -> Iterator[tuple[Fault, ...]]:
-    """Every fault at every point after every other one, up to where the run ends with that one alone."""
-    for (first,) in singles(seed):
+def pairs(seed: int, *, stride: int = 1) -> Iterator[tuple[Fault, ...]]:
+    """Every fault at every point after every other one, up to where the run ends with that one alone.
+
+    With a ``stride``, only one in so many of the first faults.
+    """
+    for (first,) in islice(singles(seed), 0, None, stride):
         alone = run(small_job(seed), [first])
         for at in range(first.at, alone.clock.events):
             for kind, replica, rank in _FAULTS:

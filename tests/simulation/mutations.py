@@ -167,17 +167,6 @@ def roll_forward_without_a_vote(patch: Patch) -> None:
     patch.setattr(StepLoop, "_voted", voted)
 
 
-def anybody_is_a_source(patch: Patch) -> None:
-    """A member that has applied no step of its own counts, and serves, like any other."""
-    original = coordinator.decide
-
-    def decide(states: Mapping[int, MemberState], **details: Any) -> EpochRecord | None:
-        full = {r: s.model_copy(update={"serves": s.step is not None}) for r, s in states.items()}
-        return original(full, **details)
-
-    patch.setattr(coordinator, "decide", decide)
-
-
 def nobody_is_ever_lost_by_silence(patch: Patch) -> None:
     """Who says nothing is waited for."""
     original = coordinator.Membership._lose
@@ -224,7 +213,6 @@ MUTATIONS: Sequence[Mutation] = (
     stripes_before_the_roll_forward,
     the_dead_are_counted_in,
     roll_forward_without_a_vote,
-    anybody_is_a_source,
     nobody_is_ever_lost_by_silence,
     the_impatient_coordinator,
     the_leaver_takes_the_state_along,

@@ -19,7 +19,7 @@ from tests.simulation.world import World
 
 from fthsdp.data.policies import BatchPolicy, LrPolicy, Policies
 
-__all__ = ["Case", "Covered", "cover", "explore", "random_case", "skirmish_case", "small_case"]
+__all__ = ["Case", "Covered", "cover", "explore", "leaving_case", "random_case", "skirmish_case", "small_case"]
 
 
 class Job(StrEnum):
@@ -109,6 +109,17 @@ def skirmish_case(number: int) -> Case:
     ]
     faults.sort(key=lambda fault: fault.at)
     return Case(number=number, faults=tuple(faults), job=Job.SKIRMISH, lasting=random.choice([0.0, 7.0]))
+
+
+def leaving_case(number: int) -> Case:
+    """Return a job that starts from one replica's weights, and some of whose replicas are told to leave."""
+    world, random = _skirmish_job(number), Random(~number & 0xFFFFFFFF)  # noqa: S311
+    faults = [
+        Fault(at=random.randrange(150), kind=Kind.LEAVE, replica=random.randrange(len(world.replicas)))
+        for _ in range(random.randint(1, 2))
+    ]
+    faults.sort(key=lambda fault: fault.at)
+    return Case(number=number, faults=tuple(faults), job=Job.SKIRMISH)
 
 
 def random_case(number: int) -> Case:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fthsdp.coordinator.decide import decide, propose
-from fthsdp.coordinator.messages import Assigned, EpochRecord, Member, MemberState, Outcome, Role
+from fthsdp.coordinator.messages import Assigned, CatchingUp, EpochRecord, Member, MemberState, Outcome, Role
 
 
 def member(replica: int, role: Role = Role.ACTIVE) -> Member:
@@ -231,3 +231,27 @@ def test_no_more_become_active_than_are_wanted() -> None:
     states = {0: at(5), 1: at(5), 2: at(5)}
     base = epoch((0, 1), (2,))
     assert propose(states, base=base, joiners=[], stranded=[], number=5, wanted=2, least=1) is None
+
+
+@pytest.mark.parametrize(
+    ("since", "at_step", "donors", "renewed"),
+    [
+        (3, 5, (0, 1), False),
+        (3, 4, (0, 1), False),
+        (3, 6, (0, 1), False),
+        (5, 5, (), False),
+        (6, 6, (), True),
+        (3, 7, (0, 1), True),
+        (3, 3, (0, 1), True),
+        (3, 5, (0, 2), True),
+    ],
+)
+def test_a_shadow_goes_on_unless_its_stripes_are_gone_or_lead_elsewhere(
+    since: int, at_step: int, donors: tuple[int, ...], renewed: bool
+) -> None:
+    way = CatchingUp(since=since, at=at_step, donors=donors)
+    states = {0: at(5), 1: at(5), 3: NONE.model_copy(update={"catching_up": way})}
+    members = {r: member(r) for r in states}
+    record = decide(states, members=members, base=epoch((0, 1, 2), (3,)), number=5, wanted=3, least=1)
+    assert record is not None
+    assert record.snapshots == ((3,) if renewed else ())

@@ -22,21 +22,22 @@ def decided(step: int, *, serving: bool = True) -> EpochRecord:
     ],
 )
 def test_a_full_member(step: int, serving: bool, entry: Entry) -> None:
-    assert how_to_enter(decided(7, serving=serving), step=step, full=True) is entry
+    assert how_to_enter(decided(7, serving=serving), replica=0, step=step, full=True) is entry
 
 
 @pytest.mark.parametrize(
-    ("step", "donors", "kept_last", "entry"),
+    ("step", "since", "renewed", "entry"),
     [
-        (7, {0, 1}, True, Entry.GO_ON),
-        (6, {0, 1}, False, Entry.ROLL_FORWARD),
-        (8, {0}, True, Entry.DROP_LAST),
-        (8, {0}, False, Entry.START_OVER),
-        (9, {0}, True, Entry.START_OVER),
-        (7, {0, 2}, True, Entry.START_OVER),
-        (7, set(), True, Entry.GO_ON),
+        (7, 4, False, Entry.GO_ON),
+        (7, 7, False, Entry.GO_ON),
+        (6, 4, False, Entry.ROLL_FORWARD),
+        (8, 7, False, Entry.DROP_LAST),
+        (8, 8, False, Entry.LOST),
+        (9, 4, False, Entry.LOST),
+        (7, 4, True, Entry.START_OVER),
+        (9, 4, True, Entry.START_OVER),
     ],
 )
-def test_a_shadow(step: int, donors: set[int], kept_last: bool, entry: Entry) -> None:
-    found = how_to_enter(decided(7), step=step, full=False, donors=frozenset(donors), kept_last=kept_last)
-    assert found is entry
+def test_a_shadow(step: int, since: int, renewed: bool, entry: Entry) -> None:
+    record = decided(7).model_copy(update={"snapshots": (0,) if renewed else (1,)})
+    assert how_to_enter(record, replica=0, step=step, full=False, since=since) is entry

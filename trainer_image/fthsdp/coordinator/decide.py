@@ -54,7 +54,9 @@ def decide(
             serving=bool(serving),
             assigned=_assigned(states, base, step + 1, active),
         ),
-        snapshots=tuple(r for r in sorted(states) if _starts_over(states[r], step, serving=bool(serving))),
+        snapshots=tuple(
+            r for r in sorted(states) if _starts_over(states[r], step, serving=bool(serving), present=states.keys())
+        ),
     )
 
 
@@ -97,9 +99,20 @@ def _num_retries(assigned: Assigned) -> int:
     return len(assigned.survivors)
 
 
-def _starts_over(state: MemberState, step: int, *, serving: bool) -> bool:
-    """Whether this member needs new stripes: it has no state, an undone one, or one that nobody can bring forward."""
-    return state.step is None or state.step > step or (state.step < step and not serving)
+def _starts_over(state: MemberState, step: int, *, serving: bool, present: Collection[int]) -> bool:
+    """Whether this member needs new stripes: what it has is undone, or not to be had, or nobody can bring it forward."""
+    if state.step is not None:
+        return state.step > step or (state.step < step and not serving)
+    if _lacks_donors(state, present):
+        return True
+    assert state.catching_up is not None
+    since, at = state.catching_up.since, state.catching_up.at
+    return not (at == step or (at == step - 1 and serving) or (at == step + 1 > since + 1))
+
+
+def _lacks_donors(state: MemberState, present: Collection[int]) -> bool:
+    """Whether a shadow's stripes cannot be had from those who are present."""
+    return state.catching_up is None or not set(state.catching_up.donors) <= set(present)
 
 
 def _with_role(member: Member, active: bool) -> Member:
@@ -146,7 +159,8 @@ def propose(
     if not active:
         return EpochRecord(number=number, members=(), wanted=wanted)
     members = [*(_with_role(m, m.replica in active) for m in staying), *(_with_role(j, False) for j in joiners)]
-    empty = [m.replica for m in staying if m.role is Role.SHADOW and states[m.replica].step is None]
+    present = {m.replica for m in staying}
+    empty = [r for r in present if states[r].step is None and _lacks_donors(states[r], present)]
     snapshots = {*(j.replica for j in joiners), *stranded, *(empty if removed else ())}
     return EpochRecord(
         number=number,

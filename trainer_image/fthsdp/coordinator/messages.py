@@ -18,6 +18,7 @@ __all__ = [
     "Assigned",
     "Break",
     "Bye",
+    "CatchingUp",
     "Cause",
     "Close",
     "EpochRecord",
@@ -159,6 +160,17 @@ class RankReport(_Model):
     first few ranks that do not wait: a replica can have thousands."""
 
 
+class CatchingUp(_Model):
+    """How far a shadow is on its way to the present."""
+
+    since: int
+    """The step after which its stripes are taken."""
+    at: int
+    """The last step that it keeps, or has replayed."""
+    donors: tuple[int, ...]
+    """Replicas that it still downloads from; none once every rank has its stripes."""
+
+
 class MemberState(_Model):
     """Everything that a decision needs to know of a member.
 
@@ -180,6 +192,8 @@ class MemberState(_Model):
     """It holds the reduced gradients of ``step`` (or ``step`` is 0) and can be the source of a roll-forward."""
     base: int = 0
     """Epoch at whose beginning the stripes were taken that a shadow downloads or has; 0 for none."""
+    catching_up: CatchingUp | None = None
+    """How far it is with them; None in a member with a full state."""
     broken: int = 0
     """Newest epoch of which one of its rings broke; 0 for none."""
     suspects: tuple[int, ...] = ()

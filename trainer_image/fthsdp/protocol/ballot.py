@@ -33,6 +33,8 @@ class Ballot:
     """1 when any member's state, number of samples or last step on this rail is not like the others'."""
     closing: float = 0.0
     """1 when the headers say that the last step is final now."""
+    loaded: float = 0.0
+    """From a rank that catches up: 1 when it has all of its stripes."""
     current: float = 0.0
     """From a rank that catches up: 1 when it has the state and has replayed everything but the newest step."""
     downloaded: float = 0.0

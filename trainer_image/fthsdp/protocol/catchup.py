@@ -23,6 +23,7 @@ class CatchUp:
         self,
         *,
         epoch: int,
+        since: int,
         donors: frozenset[int],
         download: Download,
         load: Callable[[Downloaded], None],
@@ -30,29 +31,22 @@ class CatchUp:
     ) -> None:
         self.epoch = epoch
         """At whose beginning the stripes are taken."""
+        self.since = since
+        """The step before that."""
+        self.donors = donors
+        """Whose stripes they are."""
+        self.loaded = False
         self.bytes = 0
         self.replayed = 0
-        self._donors = donors
         self._download = download
         self._load = load
         self._replay = replay
         self._kept: deque[KeptStep] = deque()
-        self._loaded = False
-
-    @property
-    def donors(self) -> frozenset[int]:
-        """Replicas that are still needed: none once the download is there."""
-        return frozenset() if self._loaded else self._donors
-
-    @property
-    def kept_last(self) -> bool:
-        """Whether the newest step is kept and not yet replayed."""
-        return bool(self._kept)
 
     @property
     def current(self) -> bool:
         """Whether the state is loaded and all but the newest step are replayed."""
-        return self._loaded and len(self._kept) <= 1
+        return self.loaded and len(self._kept) <= 1
 
     def keep(self, step: KeptStep) -> None:
         """Keep a committed step."""
@@ -64,12 +58,12 @@ class CatchUp:
 
     def work(self) -> bool:
         """Do one piece of what can be done now; return whether there was any."""
-        if not self._loaded:
+        if not self.loaded:
             downloaded = self._download.result()
             if downloaded is None:
                 return False
             self._load(downloaded)
-            self._loaded = True
+            self.loaded = True
             self.bytes = downloaded.bytes
             return True
         if len(self._kept) > 1:
@@ -79,7 +73,7 @@ class CatchUp:
 
     def finish(self) -> None:
         """Replay what is kept, the newest step as well: from here on the state is whole."""
-        assert self._loaded
+        assert self.loaded
         while self._kept:
             self._replay_next()
 

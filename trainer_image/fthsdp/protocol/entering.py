@@ -21,34 +21,20 @@ class Entry(StrEnum):
     START_OVER = "start-over"
     """A shadow's base is not on the way to that boundary: begin a new download there."""
     LOST = "lost"
-    """A full member stands elsewhere: start again as a joiner."""
+    """It stands elsewhere: start again as a joiner."""
 
 
-def how_to_enter(
-    record: EpochRecord,
-    *,
-    step: int,
-    full: bool,
-    renewed: bool = False,
-    donors: frozenset[int] = frozenset(),
-    kept_last: bool = False,
-) -> Entry:
-    """Decide for a member at ``step``.
+def how_to_enter(record: EpochRecord, *, replica: int, step: int, full: bool, since: int = 0) -> Entry:
+    """Decide for a member at ``step``; a shadow (not ``full``) has or gets its stripes from the end of step ``since``.
 
-    ``renewed`` says that the donors copy new stripes for this shadow, and drop the ones from before; ``donors`` are the
-    replicas that it still downloads from, ``kept_last`` says that it keeps ``step`` itself as a step not yet replayed.
+    Whether a shadow starts over was decided with the epoch, because its donors have to copy for it.
     """
     assert record.outcome is not None
     outcome = record.outcome
-    if full:
-        if outcome.step == step:
-            return Entry.GO_ON
-        return Entry.ROLL_FORWARD if outcome.step == step + 1 and outcome.serving else Entry.LOST
-    present = {m.replica for m in record.members}
-    if renewed or not donors <= present:
+    if not full and replica in record.snapshots:
         return Entry.START_OVER
     if outcome.step == step:
         return Entry.GO_ON
     if outcome.step == step + 1 and outcome.serving:
         return Entry.ROLL_FORWARD
-    return Entry.DROP_LAST if outcome.step == step - 1 and kept_last else Entry.START_OVER
+    return Entry.DROP_LAST if not full and outcome.step == step - 1 >= since else Entry.LOST

@@ -16,7 +16,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from fthsdp.coordinator.messages import Assigned, EpochRecord, Role
+from fthsdp.coordinator.messages import Assigned, CatchingUp, EpochRecord, Role
 from fthsdp.data.policies import BatchPolicy, Policies, lr_factor
 from fthsdp.data.sampler import Assignment, SamplerState, assign, commit
 from fthsdp.errors import ConfigError, Refused, ReplicaLost, StateDiverged
@@ -48,6 +48,8 @@ log = logging.getLogger(__name__)
 
 _POLL = 0.02
 """Seconds between looks of a paused shadow, which waits for the coordinator and for its download at the same time."""
+_LAST_WORDS = 2.0
+"""Seconds that a replica whose state is odd waits for the coordinator to take notice."""
 _DIGEST_BITS = (1 << 52) - 1
 _NO_EPOCH = EpochRecord(number=0, members=())
 
@@ -190,13 +192,13 @@ class StepLoop:
         tally: Tally = yield AwaitVote(ballot)
         if reduced is None or not tally.all("done") or not tally.all("allowed") or tally.any("disputed"):
             self._body.tell(lambda leader: leader.vote_ends())
-            self._check_place(tally)
+            yield from self._check_place(tally)
             return False
         self._check_opening()
         yield from self._commit(reduced, tally)
         return True
 
-    def _check_place(self, tally: Tally) -> None:
+    def _check_place(self, tally: Tally) -> Steps[None]:
         """End a replica that is not like the others: they finish the step without it."""
         if tally.any("misfit"):
             raise ConfigError(
@@ -206,6 +208,8 @@ class StepLoop:
         if tally.any("odd"):
             reason = f"the state after step {self.step} is not that of the other replicas"
             self._body.tell(lambda leader: leader.changes(failed=f"StateDiverged: {reason}"))
+            # The coordinator takes this replica out as soon as it hears that, and says so: then it has heard it.
+            yield AwaitDecision(Wanted.INSTALL, self._record.number, _LAST_WORDS)
             raise StateDiverged(f"replica {self._me}: {reason}")
 
     def _commit(self, reduced: Reduced, tally: Tally) -> Steps[None]:
@@ -222,7 +226,7 @@ class StepLoop:
         self.step = reduced.step
         self.begun = _assigned(following, self.step + 1)
         self._body.offer_outcome(reduced)
-        self._end_vote(following, full=self.full or turns_full, closing=closing)
+        self._end_vote(following, tally, full=self.full or turns_full, closing=closing)
         self._body.final(self.step - 1)
         if closing:
             self._recorder.closed(tally, step=self.step)
@@ -240,8 +244,8 @@ class StepLoop:
         if following is not self._record:
             self._cross_boundary(following)
 
-    def _end_vote(self, following: EpochRecord, *, full: bool, closing: bool) -> None:
-        changes: dict[str, object] = {}
+    def _end_vote(self, following: EpochRecord, tally: Tally, *, full: bool, closing: bool) -> None:
+        changes: dict[str, object] = {"catching_up": None if full else self._catching_up(tally)}
         if full:
             changes |= {"step": self.step, "serves": True, "begun": _reported(self.begun)}
         if closing:
@@ -290,7 +294,8 @@ class StepLoop:
         self._copy_owed_stripes()
         if self._catchup is not None and self._me in following.snapshots:
             self._start_over(following)
-            self._body.tell(lambda leader: leader.changes(base=following.number))
+            catching_up = self._catching_up()
+            self._body.tell(lambda leader: leader.changes(base=following.number, catching_up=catching_up))
 
     @property
     def _role(self) -> Role | None:
@@ -349,26 +354,21 @@ class StepLoop:
             raise ReplicaLost(f"the run begins after step {step}, and the state here is of step {self.step}")
         self.step = step
         self.begun = _assigned(record, step + 1)
-        full = {"step": step, "serves": True, "begun": _reported(self.begun)} if fresh else {"base": record.number}
-        self._body.tell(lambda leader: leader.vote_ends(epoch=record.number, **full))
+        changes: dict[str, object] = {"epoch": record.number}
         if fresh:
+            changes |= {"step": step, "serves": True, "begun": _reported(self.begun)}
             self._copy_owed_stripes()
         else:
             self._start_over(record)
+            changes |= {"base": record.number, "catching_up": self._catching_up()}
+        self._body.tell(lambda leader: leader.vote_ends(**changes))
         return True
 
     def _enter_after_break(self, record: EpochRecord) -> Entry:
         """Enter an epoch with an outcome, and stand where it says unless a roll-forward is to follow."""
         assert record.outcome is not None
-        catchup = self._catchup
-        entry = how_to_enter(
-            record,
-            step=self.step,
-            full=self.full,
-            renewed=self._me in record.snapshots,
-            donors=catchup.donors if catchup else frozenset(),
-            kept_last=catchup.kept_last if catchup else False,
-        )
+        since = self._catchup.since if self._catchup else 0
+        entry = how_to_enter(record, replica=self._me, step=self.step, full=self.full, since=since)
         log.info(
             "epoch %d of replicas %s goes on at step %d; this one is at step %d: %s",
             record.number,
@@ -386,13 +386,14 @@ class StepLoop:
             )
         self._activate(record, unsettled=entry is Entry.ROLL_FORWARD)
         if entry is Entry.DROP_LAST:
-            assert catchup is not None
-            catchup.drop_last()
+            assert self._catchup is not None
+            self._catchup.drop_last()
         if entry in (Entry.DROP_LAST, Entry.START_OVER):
             self.step = record.outcome.step
         if entry is Entry.START_OVER:
             self._start_over(record)
-        changes: dict[str, object] = {"base": self._catchup.epoch if self._catchup else 0}
+        base = self._catchup.epoch if self._catchup else 0
+        changes: dict[str, object] = {"base": base, "catching_up": self._catching_up()}
         if entry is not Entry.ROLL_FORWARD:
             self.begun = _assigned(record, self.step + 1)
             self._copy_owed_stripes()
@@ -427,11 +428,19 @@ class StepLoop:
         self._newest = None
         self._catchup = CatchUp(
             epoch=record.number,
+            since=step,
             donors=frozenset(donors),
             download=self._body.download(donors, record.number),
             load=lambda downloaded: self._load(downloaded, step),
             replay=self._apply,
         )
+
+    def _catching_up(self, tally: Tally | None = None) -> CatchingUp | None:
+        """Return how far this replica is on its way to the present; None when it is there."""
+        if self._catchup is None:
+            return None
+        donors = () if tally is not None and tally.all("loaded") else sorted(self._catchup.donors)
+        return CatchingUp(since=self._catchup.since, at=self.step, donors=tuple(donors))
 
     def _load(self, downloaded: Downloaded, step: int) -> None:
         if downloaded.step != step:
@@ -484,7 +493,7 @@ class StepLoop:
         self._finish_catchup(catchup, tally)
         serves = self._newest is not None or self.step == 0
         begun = _reported(self.begun)
-        self._body.tell(lambda leader: leader.changes(step=self.step, serves=serves, begun=begun))
+        self._body.tell(lambda leader: leader.changes(step=self.step, serves=serves, begun=begun, catching_up=None))
 
     # --- what is said in headers and ballots, and what lies on the shelf
 
@@ -501,9 +510,10 @@ class StepLoop:
 
     def _ballot(self, reduced: Reduced | None) -> Ballot:
         current = float(self._catchup is not None and self._catchup.current)
+        loaded = float(self._catchup is not None and self._catchup.loaded)
         downloaded = float(self._catchup.bytes if self._catchup is not None else 0)
         if reduced is None:
-            return Ballot(current=current, downloaded=downloaded)
+            return Ballot(loaded=loaded, current=current, downloaded=downloaded)
         headers = [Header.unpack(data) for data in reduced.headers]
         odd, misfit = odd_ones(headers), self._misfits(headers)
         mine = next((h.digest for h in headers if h.replica == self._me), 0)
@@ -517,6 +527,7 @@ class StepLoop:
             misfit=float(self._me in misfit),
             disputed=float(bool(odd or misfit)),
             closing=float(any(Flag.CLOSING in h.flags for h in headers)),
+            loaded=loaded,
             current=current,
             downloaded=downloaded,
             digest=float(mine & _DIGEST_BITS),
