@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fthsdp.coordinator.events import Decided, Effect, Removed
+from fthsdp.coordinator.events import Decided, Effect, Removed, Started
 from fthsdp.coordinator.ledger import Ledger
 from fthsdp.coordinator.messages import Cause, EpochRecord, Role
 from fthsdp.errors import ReplicaLost, StateDiverged
@@ -41,6 +41,8 @@ class Checks:
         self._states: dict[tuple[int, int], int] = {}
         """By step and rail."""
         self._computed: Counter[tuple[str, int]] = Counter()
+        self._over = False
+        """A replica finished without the coordinator's knowledge, and who is left begins anew until it is ended."""
         self.history: list[str] = []
         """What happened, in words."""
         self.steps = 0
@@ -80,18 +82,23 @@ class Checks:
             self.fail(f"{rank.label} enters epoch {record.number} after {before}")
         self._entered[rank.label] = record.number
 
-    # --- one outcome for each step ------------------------------------------------------------------------------------
+    # --- one outcome for each step -----------------------------------------------------------------------------------
 
     def committed(self, rank: Rank, kept: KeptStep, ending: Ending, role: Role) -> None:
         """A rank has committed a step."""
         self.steps += 1
         self.endings[ending] += 1
         self.states.add(self._world.fingerprint())
-        self._committed[kept.reduced.step] = kept.reduced.gradients
-        self.note(f"{rank.label} ({role}) commits step {kept.reduced.step}, {ending}, of {_who(kept.reduced.gradients)}")
+        if not self._over:
+            self._committed[kept.reduced.step] = kept.reduced.gradients
+        self.note(
+            f"{rank.label} ({role}) commits step {kept.reduced.step}, {ending}, of {_who(kept.reduced.gradients)}"
+        )
 
     def final(self, rank: Rank, step: int) -> None:
         """This rank holds that a step can no longer be undone: all who do must mean the same."""
+        if self._over:
+            return
         reduced, state = rank.offers.get(step), rank.states.get(step)
         if reduced is not None:
             known = self._outcomes.setdefault(step, reduced.gradients)
@@ -115,7 +122,7 @@ class Checks:
         if kind != other:
             self.fail(f"{rank.label} comes to a {other} where another rank of its replica came to a {kind}")
 
-    # --- what survivors pay -------------------------------------------------------------------------------------------
+    # --- what survivors pay ------------------------------------------------------------------------------------------
 
     def computed(self, rank: Rank, samples: tuple[Range, ...]) -> None:
         """A rank runs forward and backward: never again for what it has gradients of."""
@@ -125,7 +132,7 @@ class Checks:
         if self._computed[rank.label, rank.loop.step + 1] > 1 and not self._world.constant_batch:
             self.fail(f"{rank.label} computes step {rank.loop.step + 1} again")
 
-    # --- who is taken out ----------------------------------------------------------------------------------------------
+    # --- who is taken out --------------------------------------------------------------------------------------------
 
     def noted(self, effect: Effect) -> None:
         """The coordinator says what it did."""
@@ -136,9 +143,8 @@ class Checks:
             self._excused(effect)
         if isinstance(effect, Decided) and effect.record is None and not self._world.finished:
             self._nothing_lost()
-            self._outcomes.clear()
-            self._committed.clear()
-            self._states.clear()
+        if isinstance(effect, Started):
+            self._start_again(effect.step)
 
     def _excused(self, removed: Removed) -> None:
         world = self._world
@@ -164,6 +170,18 @@ class Checks:
             if not excused and replica.leader.state.step is not None and replica.leader.state.epoch:
                 self.fail(f"the job starts again, although replica {replica.number} has the state")
 
+    def _start_again(self, step: int) -> None:
+        """What came after the checkpoint from which the run begins again never was."""
+        if self._world.finished:
+            self._over = True
+            return
+        newest = self._world.newest_checkpoint()
+        if newest is not None and step != newest[0] and not self._world.excuses:
+            self.fail(f"the run begins from step {step}, and there is a checkpoint of {newest[0]}")
+        self._outcomes = {n: outcome for n, outcome in self._outcomes.items() if n <= step}
+        self._committed = {n: outcome for n, outcome in self._committed.items() if n <= step}
+        self._states = {(n, rail): state for (n, rail), state in self._states.items() if n <= step}
+
     def gave_up(self, rank: Rank, error: Exception) -> None:
         """A rank ends its replica."""
         self.note(f"{rank.label} gives up: {error}")
@@ -178,7 +196,7 @@ class Checks:
         self.note(f"{rank.label} becomes active after step {step}")
         self.endings["joined"] += rank.number == 0
 
-    # --- at the end ----------------------------------------------------------------------------------------------------
+    # --- at the end --------------------------------------------------------------------------------------------------
 
     def finished(self, last: int) -> None:
         """Each sample was trained in exactly one step, and none is missing."""
@@ -198,7 +216,3 @@ class Checks:
         missing = subtract([(0, max(stop for _, stop in whole))], [*whole, *waiting])
         if missing:
             self.fail(f"samples {missing} were never trained, and do not wait to be")
-
-
-def _who(gradients: Gradients) -> list[int]:
-    return [replica for replica, _ in gradients]

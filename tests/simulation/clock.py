@@ -14,7 +14,7 @@ Action = Callable[[], None]
 
 @dataclass(eq=False)
 class Owner:
-    """A process, as time sees it: what is to happen in it happens later while it is frozen, and never once it is dead."""
+    """A process, as time sees it: nothing happens in it while it is frozen, and never again once it is dead."""
 
     clock: Clock
     alive: bool = True
@@ -48,7 +48,7 @@ class Clock:
 
     def __init__(self, seed: int, *, unit: float = 0.002, unruly: float = 0.05) -> None:
         """``unit`` is a usual delay in seconds; a share ``unruly`` of the delays is up to fifty times as long."""
-        self.random = Random(seed)  # noqa: S311
+        self.random = Random(seed)
         self.now = 0.0
         self.events = 0
         self._unit = unit
@@ -74,7 +74,7 @@ class Clock:
 
 
 class Channel:
-    """One direction of a connection: in order, each message with a delay of its own, nothing any more once it is cut."""
+    """One direction of a connection: in order, each message with a delay of its own, until it is cut."""
 
     def __init__(self, receiver: Owner) -> None:
         self._receiver = receiver

@@ -6,7 +6,17 @@ from typing import TYPE_CHECKING
 
 from tests.simulation.clock import Channel, Owner
 
-from fthsdp.coordinator.events import Disconnected, Drop, Effect, Event, MembershipSettings, Persist, Received, Send, Tick
+from fthsdp.coordinator.events import (
+    Disconnected,
+    Drop,
+    Effect,
+    Event,
+    MembershipSettings,
+    Persist,
+    Received,
+    Send,
+    Tick,
+)
 from fthsdp.coordinator.ledger import Ledger
 from fthsdp.coordinator.membership import Membership
 from fthsdp.coordinator.messages import Exited, Hello, MemberState, State

@@ -1,7 +1,7 @@
 """Every fault at every point of a small job: two steps of three replicas with two rails, and up to two faults.
 
-A point is an event of the run, and a run is replayed from its seed. Replicas that differ in nothing but their number are
-not all tried with faults that last.
+A point is an event of the run, and a run is replayed from its seed. Replicas that differ in nothing but their number
+are not all tried with faults that last.
 """
 
 from __future__ import annotations

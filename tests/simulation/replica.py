@@ -24,6 +24,7 @@ from fthsdp.protocol.requests import (
     AwaitVote,
     Fetch,
     KeptStep,
+    LoadCheckpoint,
     Reduced,
     Steps,
 )
@@ -180,6 +181,7 @@ class Rank:
         self.offers: dict[int, Reduced] = {}
         self.states: dict[int, int] = {}
         self.records: dict[int, EpochRecord] = {}
+        self._written: dict[int, tuple[int, SamplerState]] = {}
         self.pending: object = None
         self._heard = 0
         self._opening: Work | None = None
@@ -264,6 +266,10 @@ class Rank:
                 self._await_record(request.epoch)
             case Fetch():
                 self._fetch(request)
+            case LoadCheckpoint(step=step):
+                self.state, sampler = self.replica.world.checkpoints[step][self.number]
+                self.states[step] = self.state
+                self.answer(sampler)
 
     def _await_ring(self, request: AwaitRing) -> None:
         attempt = request.attempt
@@ -360,6 +366,7 @@ class Rank:
 
     def download(self, donors: Mapping[int, str], epoch: int) -> SimDownload:
         self.states.clear()
+        self._written.clear()
         return SimDownload(self, donors, epoch)
 
     def load(self, downloaded: SimDownloaded) -> None:
@@ -377,9 +384,17 @@ class Rank:
     def keep_stripes_of(self, shadows: list[int], epoch: int) -> None:
         self.stripes = {shadow: stripe for shadow, stripe in self.stripes.items() if shadow in shadows}
 
-    def checkpoint(self, step: int, sampler: SamplerState) -> None: ...
+    def newest_checkpoint(self) -> tuple[int, str] | None:
+        return self.replica.world.newest_checkpoint()
+
+    def checkpoint(self, step: int, sampler: SamplerState) -> None:
+        every = self.replica.world.checkpoint_every
+        if every and step % every == 0:
+            self._written[step] = (self.state, sampler)
 
     def final(self, step: int) -> None:
+        if step in self._written:
+            self.replica.world.saved(self, step, self._written.pop(step))
         self.replica.world.checks.final(self, step)
 
     # --- the port ---------------------------------------------------------------------------------------------------
@@ -451,6 +466,12 @@ class Replica:
     @property
     def addresses(self) -> tuple[str, ...]:
         return tuple(f"{self.number}.{self.attempt}.{rank}" for rank in range(self.world.ranks))
+
+    def fingerprint(self) -> tuple[object, ...]:
+        """Return what its situation consists of."""
+        state = self.leader.state
+        ranks = tuple((k.loop.step, k.loop.full, type(k.pending).__name__, k.owner.frozen) for k in self.ranks)
+        return self.number, self.alive, state.epoch, state.fence, state.broken, self.link is None, ranks
 
     # --- the leader -------------------------------------------------------------------------------------------------
 
@@ -596,4 +617,3 @@ class Replica:
         """Somebody sends SIGTERM."""
         self.owner.soon(lambda: self.lead(lambda leader: leader.asks_to_leave("SIGTERM")))
         self.owner.after(LEAVE_TIMEOUT, lambda: self.exit(143))
-

@@ -56,7 +56,7 @@ class Case:
 
 
 def _random_job(number: int) -> World:
-    random = Random(number)  # noqa: S311
+    random = Random(number)
     replicas, ranks = random.choice([1, 2, 3, 3, 3, 4, 5]), random.choice([1, 2, 2, 3])
     return World(
         number,
@@ -69,11 +69,12 @@ def _random_job(number: int) -> World:
         weights=random.choice([(), (), (1, 2), (3, 1, 1)]),
         unruly=random.choice([0.0, 0.05, 0.3]),
         download_seconds=random.choice([0.0, 0.2, 2.0]),
+        checkpoint_every=random.choice([0, 1, 2, 3]),
     )
 
 
 def _skirmish_job(number: int) -> World:
-    random = Random(number)  # noqa: S311
+    random = Random(number)
     return World(
         number,
         replicas=random.choice([2, 3]),
@@ -95,7 +96,7 @@ _JOBS: dict[Job, Callable[[int], World]] = {
 
 def skirmish_case(number: int) -> Case:
     """Return a job in which a few things break within a step or two."""
-    world, random = _skirmish_job(number), Random(~number & 0xFFFFFFFF)  # noqa: S311
+    world, random = _skirmish_job(number), Random(~number & 0xFFFFFFFF)
     begin, width = random.randrange(400), random.choice([5, 20, 60])
     kinds = [Kind.CUT_RING] * 6 + [Kind.KILL, Kind.CUT_LINK, Kind.CRASH_COORDINATOR]
     faults = [
@@ -113,7 +114,7 @@ def skirmish_case(number: int) -> Case:
 
 def leaving_case(number: int) -> Case:
     """Return a job that starts from one replica's weights, and some of whose replicas are told to leave."""
-    world, random = _skirmish_job(number), Random(~number & 0xFFFFFFFF)  # noqa: S311
+    world, random = _skirmish_job(number), Random(~number & 0xFFFFFFFF)
     faults = [
         Fault(at=random.randrange(150), kind=Kind.LEAVE, replica=random.randrange(len(world.replicas)))
         for _ in range(random.randint(1, 2))
@@ -124,7 +125,7 @@ def leaving_case(number: int) -> Case:
 
 def random_case(number: int) -> Case:
     """Return a random job with random faults."""
-    world, random = _random_job(number), Random(~number & 0xFFFFFFFF)  # noqa: S311
+    world, random = _random_job(number), Random(~number & 0xFFFFFFFF)
     most, events = random.choice([0, 1, 2, 4, 8]), random.choice([200, 500, 1500])
     faults = random_faults(random, most=most, replicas=len(world.replicas), ranks=world.ranks, events=events)
     return Case(number=number, faults=tuple(faults), lasting=random.choice([0.0, 2.0, 20.0]))

@@ -17,6 +17,7 @@ from tests.simulation.rings import Rings
 from fthsdp.coordinator.events import MembershipSettings
 from fthsdp.coordinator.ledger import Ledger
 from fthsdp.data.policies import BatchPolicy, Policies
+from fthsdp.data.sampler import SamplerState
 from fthsdp.ranges import Range
 
 __all__ = ["World"]
@@ -45,6 +46,7 @@ class World:
         weights: Sequence[int] = (),
         unruly: float = 0.05,
         download_seconds: float = 0.2,
+        checkpoint_every: int = 0,
     ) -> None:
         """``weights`` are the initial states of the replicas, where they are not all the same."""
         self.seed = seed
@@ -56,6 +58,9 @@ class World:
         self.constant_batch = self.policies.batch is BatchPolicy.CONSTANT
         self.compute_seconds = 0.05
         self.download_seconds = download_seconds
+        self.checkpoint_every = checkpoint_every
+        self.checkpoints: dict[int, dict[int, tuple[int, SamplerState]]] = {}
+        """Of each step, the state and the sampler of each rank."""
         self.rails = [Rings(self.clock) for _ in range(ranks)]
         self.checks = Checks(self)
         self.connections = 0
@@ -78,7 +83,7 @@ class World:
             self._start(number, 0)
         self.clock.after(1.0, self._operate)
 
-    # --- running it ---------------------------------------------------------------------------------------------------
+    # --- running it --------------------------------------------------------------------------------------------------
 
     def next(self) -> None:
         """Let the next thing happen."""
@@ -103,11 +108,7 @@ class World:
         """Return a number that is the same where the job stands in the same situation, whenever that is."""
         return hash(
             (
-                tuple(
-                    (n, r.alive, r.leader.state.epoch, r.leader.state.fence, r.leader.state.broken, r.link is None)
-                    + tuple((k.loop.step, k.loop.full, type(k.pending).__name__, k.owner.frozen) for k in r.ranks)
-                    for n, r in self.replicas.items()
-                ),
+                tuple(replica.fingerprint() for replica in self.replicas.values()),
                 self.coordinator.owner.alive,
                 self.coordinator.membership.epoch,
             )
@@ -128,7 +129,7 @@ class World:
         """Return the samples that wait to be dealt again at the end of the run."""
         return self._returned
 
-    # --- what the operator does ---------------------------------------------------------------------------------------
+    # --- what the operator does --------------------------------------------------------------------------------------
 
     def _start(self, number: int, attempt: int) -> None:
         self.checks.note(f"replica {number} attempt {attempt} starts")
@@ -184,6 +185,15 @@ class World:
             self.checks.note("a coordinator starts")
             self.coordinator = Coordinator(self, self._settings, self._store)
 
+    def saved(self, rank: Rank, step: int, stored: tuple[int, SamplerState]) -> None:
+        """A rank has written its part of the checkpoint of a final step."""
+        self.checkpoints.setdefault(step, {})[rank.number] = stored
+
+    def newest_checkpoint(self) -> tuple[int, str] | None:
+        """Return step and digest of the newest whole checkpoint."""
+        whole = [step for step, parts in self.checkpoints.items() if len(parts) == self.ranks]
+        return (max(whole), f"checkpoint {max(whole)}") if whole else None
+
     def rank_at(self, address: str) -> Rank | None:
         """Return the rank that can be reached there, or None."""
         number, attempt, rank = map(int, address.split("."))
@@ -192,7 +202,7 @@ class World:
             return None
         return replica.ranks[rank]
 
-    # --- what can happen ----------------------------------------------------------------------------------------------
+    # --- what can happen ---------------------------------------------------------------------------------------------
 
     def _blame(self, number: int) -> Replica | None:
         """Return this replica if it lives, and remember that something happened to it."""

@@ -30,6 +30,7 @@ __all__ = [
     "PROCESSES_PER_POD",
     "REPLICA",
     "Identity",
+    "checkpoint_place",
     "read_job_key",
 ]
 
@@ -137,3 +138,15 @@ def read_job_key(env: Mapping[str, str] = os.environ) -> bytes:
     if len(key) < 16:
         raise ConfigError(f"{JOB_KEY_FILE}={path} holds {len(key)} bytes: a job key has at least 16")
     return key
+
+
+def checkpoint_place(env: Mapping[str, str]) -> tuple[Path, int] | None:
+    """Return the folder for checkpoints and after how many steps there is one; None for none. Raises ConfigError."""
+    path, every = env.get(CHECKPOINT_PATH, ""), env.get(CHECKPOINT_EVERY, "")
+    if not path and not every:
+        return None
+    if not path or not every:
+        raise ConfigError(f"{CHECKPOINT_PATH} and {CHECKPOINT_EVERY} belong together: set both or none")
+    if not every.isascii() or not every.isdigit() or not int(every):
+        raise ConfigError(f"{CHECKPOINT_EVERY}={every}: it has to be a number of steps, at least 1")
+    return Path(path), int(every)

@@ -35,13 +35,14 @@ from torch.utils.data import default_collate
 
 from fthsdp.attempt import Attempt
 from fthsdp.catchup.shelf import FETCH, Fetcher, Shelf
+from fthsdp.checkpoint import Checkpoints
 from fthsdp.coordinator.client import LeaderClient
 from fthsdp.coordinator.messages import StepRecord
 from fthsdp.data.policies import Policies
 from fthsdp.data.sampler import SamplerState
 from fthsdp.data.stream import Dataset, StreamDataset, reader
 from fthsdp.endpoint import Endpoint
-from fthsdp.environment import MASTER_ADDR, MASTER_PORT, Identity, read_job_key
+from fthsdp.environment import MASTER_ADDR, MASTER_PORT, Identity, checkpoint_place, read_job_key
 from fthsdp.errors import ConfigError, Refused, ReplicaLost, RingBroken
 from fthsdp.exit_codes import EXIT_CONFIG, EXIT_LOST, EXIT_REFUSED, EXIT_TERMINATED
 from fthsdp.ftar import Engine, FtarSettings
@@ -65,6 +66,8 @@ _FOR_EVER = timedelta(days=365)
 """torch's timeout of the replica's process group. A pause below minReplicas may last for hours and is no fault."""
 _LEAVE_TIMEOUT = 20.0
 """Seconds between a SIGTERM and giving up on an orderly leave; below Kubernetes' default grace period of 30."""
+_CHECKPOINT_TIMEOUT = 60.0
+"""Seconds that a finished replica takes to end a checkpoint that it writes."""
 _BYE_TIMEOUT = 15.0
 """Seconds that a finished leader waits for the coordinator's last word."""
 
@@ -149,6 +152,7 @@ class ReplicaGroup:
         self._endpoint = Endpoint(host=identity.host, key=key, job=identity.job)
         self._shelf = Shelf()
         self._endpoint.serve(FETCH, self._shelf.serve)
+        self._checkpoints: Checkpoints | None = None
         self._reporter: Reporter | None = None
         self._engine = Engine(
             identity=identity,
@@ -184,6 +188,7 @@ class ReplicaGroup:
             clock=time.time,
         )
         recorder.on_final = self._print_final
+        self._checkpoints = self._open_checkpoints()
         rank = Rank(self._parts(), state)
         place = Place(
             replica=self.identity.replica,
@@ -226,6 +231,21 @@ class ReplicaGroup:
             fetcher=Fetcher(key=self._key, job=self.identity.job),
             reporter=self._reporter,
             shell=self._shell,
+            checkpoints=self._checkpoints,
+        )
+
+    def _open_checkpoints(self) -> Checkpoints | None:
+        place = checkpoint_place(os.environ)
+        if place is None:
+            return None
+        path, every = place
+        return Checkpoints(
+            path,
+            every_steps=every,
+            process_group=self._process_group,
+            job=self.identity.job,
+            replica=self.identity.replica,
+            attempt=self.identity.attempt,
         )
 
     def _check_sizes(self, until: int, batch_size: int, micro_batch_size: int | None) -> int:
@@ -304,6 +324,8 @@ class ReplicaGroup:
 
     def close(self) -> None:
         """End all connections and threads: in good order when the run is over, at once when something went wrong."""
+        if self._checkpoints is not None:
+            self._checkpoints.close(linger=_CHECKPOINT_TIMEOUT if self.finished else 0.0)
         self._engine.close(linger=2.0 if self._let_go.is_set() else 0.0)
         if self._shell is not None:
             self._shell.close()

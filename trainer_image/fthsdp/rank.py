@@ -13,10 +13,11 @@ from fthsdp.attempt import Attempt, BufferPool
 from fthsdp.catchup.download import Download, Downloaded
 from fthsdp.catchup.shelf import Fetcher, Shelf, Stripe
 from fthsdp.catchup.snapshot import copy_stripe
+from fthsdp.checkpoint import Checkpoints
 from fthsdp.coordinator.messages import EpochRecord
 from fthsdp.data.sampler import SamplerState
 from fthsdp.environment import Identity
-from fthsdp.errors import NotReady, RingBroken, WireError
+from fthsdp.errors import NotReady, ReplicaLost, RingBroken, WireError
 from fthsdp.ftar import Engine, Work
 from fthsdp.protocol.decision import Decision, decision
 from fthsdp.protocol.header import Opening
@@ -29,6 +30,7 @@ from fthsdp.protocol.requests import (
     AwaitVote,
     Fetch,
     KeptStep,
+    LoadCheckpoint,
     Reduced,
     Request,
     Steps,
@@ -58,6 +60,8 @@ class Parts:
     reporter: Reporter
     shell: LeaderShell | None
     """At rank 0."""
+    checkpoints: Checkpoints | None
+    """None when the job writes none."""
 
 
 class Rank:
@@ -103,6 +107,8 @@ class Rank:
                 return self._parts.port.record(request.epoch)
             case Fetch():
                 return self._fetch(request)
+            case LoadCheckpoint():
+                return self._load_checkpoint(request.step)
         raise AssertionError(f"nobody answers {request!r}")
 
     def _decision(self, request: AwaitDecision) -> Decision:
@@ -131,6 +137,14 @@ class Rank:
             log.warning("replica %d gave no outcome of step %d: %s", request.replica, request.step, error)
             self._parts.reporter.broken(request.epoch, request.replica, f"roll-forward: {error}")
             return None
+
+    def _load_checkpoint(self, step: int) -> SamplerState:
+        assert self._parts.checkpoints is not None
+        loaded = self._parts.checkpoints.load(self._state)
+        if loaded is None or loaded.step != step:
+            found = None if loaded is None else loaded.step
+            raise ReplicaLost(f"the run begins from the checkpoint of step {step}, and the newest here is {found}")
+        return SamplerState.from_json(loaded.sampler)
 
     # --- the body: nothing waits
 
@@ -184,6 +198,8 @@ class Rank:
 
     def download(self, donors: Mapping[int, str], epoch: int) -> Download:
         """Begin to fetch the stripes of this epoch from these donors."""
+        if self._parts.checkpoints is not None:
+            self._parts.checkpoints.drop()
         return Download(self._parts.fetcher, donors, shadow=self._me, epoch=epoch)
 
     def load(self, downloaded: Downloaded) -> None:
@@ -209,8 +225,18 @@ class Rank:
         """Drop the stripes for all others."""
         self._parts.shelf.keep_stripes_of(shadows, epoch)
 
+    def newest_checkpoint(self) -> tuple[int, str] | None:
+        """Return step and digest of the newest whole checkpoint that can be read here; None when there is none."""
+        stored = None if self._parts.checkpoints is None else self._parts.checkpoints.newest()
+        return None if stored is None else (stored.step, str(stored.meta["digest"]))
+
     def checkpoint(self, step: int, sampler: SamplerState) -> None:
         """Begin a checkpoint of the state after ``step`` if one is due."""
+        checkpoints = self._parts.checkpoints
+        if checkpoints is not None and checkpoints.due(step):
+            checkpoints.begin(step, self._state, sampler.to_json())
 
     def final(self, step: int) -> None:
         """This step can no longer be undone."""
+        if self._parts.checkpoints is not None:
+            self._parts.checkpoints.final(step)

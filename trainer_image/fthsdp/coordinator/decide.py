@@ -100,7 +100,7 @@ def _num_retries(assigned: Assigned) -> int:
 
 
 def _starts_over(state: MemberState, step: int, *, serving: bool, present: Collection[int]) -> bool:
-    """Whether this member needs new stripes: what it has is undone, or not to be had, or nobody can bring it forward."""
+    """Whether this member needs new stripes: what it has is undone, not to be had, or nobody can bring it forward."""
     if state.step is not None:
         return state.step > step or (state.step < step and not serving)
     if _lacks_donors(state, present):

@@ -75,7 +75,7 @@ RETRY_DELAY = 1.0
 
 _SAID = (Cause.STATE_DIVERGED, Cause.FROZEN)
 """Causes by which a replica can begin its own ``failed``."""
-_STILL_THERE = (Cause.SILENT, Cause.HUNG, Cause.FAILED, *_SAID)
+_MAY_BE_THERE = (Cause.SILENT, Cause.HUNG, Cause.CONNECTION_LOST)
 """Causes after which processes of the attempt may still run."""
 
 
@@ -95,7 +95,8 @@ class Membership:
         self._stall = ""
         """Why the rings have to be made anew although none is broken."""
         self._finished: int | None = None
-        self._verdicts: dict[int, Verdict] = {}
+        self._verdicts: dict[int, tuple[float, Verdict]] = {}
+        """By replica, the newest one and since when it is to be heard."""
         self._done = False
         if ledger is not None:
             self._restore(ledger)
@@ -135,7 +136,7 @@ class Membership:
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
         """Who was taken out by this coordinator although its processes may still run."""
-        return tuple(verdict for _, verdict in sorted(self._verdicts.items()))
+        return tuple(verdict for _, (since, verdict) in sorted(self._verdicts.items()) if self._now >= since)
 
     def replicas(self) -> tuple[ReplicaStatus, ...]:
         """Return what is known of each replica."""
@@ -301,10 +302,11 @@ class Membership:
         )
         self._facts.give_up(peer.replica, peer.attempt)
         del self._facts.peers[peer.replica]
-        if cause in _STILL_THERE:
-            self._verdicts[peer.replica] = Verdict(
-                replica=peer.replica, attempt=peer.attempt, cause=cause, reason=reason
-            )
+        if cause in _MAY_BE_THERE:
+            # Who only lost its connections has most probably ended, and whoever started it will see how.
+            since = self._now + (self._settings.silence_timeout if cause is Cause.CONNECTION_LOST else 0.0)
+            verdict = Verdict(replica=peer.replica, attempt=peer.attempt, cause=cause, reason=reason)
+            self._verdicts[peer.replica] = (since, verdict)
         if not expected:
             self._effects.append(
                 Removed(
@@ -456,9 +458,7 @@ class Membership:
         joiners = any(self._facts.joiners())
         vacant = len(record.active) < self._settings.replicas
         ready = [r for r, s in states.items() if r not in record.active and s.step is not None and s.step == max(steps)]
-        if not (
-            joiners or stranded or (vacant and ready) or may_leave(states, newcomers=joiners)
-        ):
+        if not (joiners or stranded or (vacant and ready) or may_leave(states, newcomers=joiners)):
             return False
         self._begin_gather("the membership changes while the job is paused")
         return True

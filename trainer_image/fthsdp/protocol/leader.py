@@ -189,6 +189,11 @@ class Leader:
         self._entered(epoch)
         return self._change(epoch=epoch, **changes)
 
+    def starts_from(self, origin: str, checkpoint: int) -> list[Effect]:
+        """A newcomer could start a run from this state: of a checkpoint, or its initial weights (step 0)."""
+        told = (self.state.origin, self.state.checkpoint) == (origin, checkpoint)
+        return [] if told else self._change(origin=origin, checkpoint=checkpoint)
+
     def changes(self, **changes: object) -> list[Effect]:
         """Record a change of the member's state that is worth telling."""
         return self._change(**changes)

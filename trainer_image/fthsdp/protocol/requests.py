@@ -29,6 +29,7 @@ __all__ = [
     "Downloaded",
     "Fetch",
     "KeptStep",
+    "LoadCheckpoint",
     "Reduced",
     "Request",
     "Steps",
@@ -163,7 +164,14 @@ class Fetch:
     epoch: int
 
 
-Request = AwaitRing | AwaitOpening | AwaitVote | AwaitDecision | AwaitRecord | Fetch
+@dataclass(frozen=True, slots=True)
+class LoadCheckpoint:
+    """Make the checkpoint of this step the state → ``SamplerState``, as it was then."""
+
+    step: int
+
+
+Request = LoadCheckpoint | AwaitRing | AwaitOpening | AwaitVote | AwaitDecision | AwaitRecord | Fetch
 Steps = Generator[Request, Any, _T]
 """A part of the loop: it yields requests, is sent their answers, and returns a value."""
 
@@ -226,6 +234,9 @@ class Body(Protocol):
 
     def keep_stripes_of(self, shadows: list[int], epoch: int) -> None:
         """Drop the stripes for all others."""
+
+    def newest_checkpoint(self) -> tuple[int, str] | None:
+        """Return step and digest of the newest whole checkpoint that can be read here; None when there is none."""
 
     def checkpoint(self, step: int, sampler: SamplerState) -> None:
         """This replica is the one that writes checkpoints: begin one of the state after ``step`` if one is due."""

@@ -15,6 +15,7 @@ import hashlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from fthsdp.coordinator.messages import Assigned, CatchingUp, EpochRecord, Role
 from fthsdp.data.policies import BatchPolicy, Policies, lr_factor
@@ -25,6 +26,7 @@ from fthsdp.protocol.catchup import CatchUp
 from fthsdp.protocol.decision import Decision, Over, Wanted
 from fthsdp.protocol.entering import Entry, how_to_enter
 from fthsdp.protocol.header import Flag, Header, Opening, misfits, odd_ones
+from fthsdp.protocol.leader import Leader
 from fthsdp.protocol.requests import (
     Attempt,
     AwaitDecision,
@@ -36,6 +38,7 @@ from fthsdp.protocol.requests import (
     Downloaded,
     Fetch,
     KeptStep,
+    LoadCheckpoint,
     Reduced,
     Steps,
 )
@@ -48,6 +51,8 @@ log = logging.getLogger(__name__)
 
 _POLL = 0.02
 """Seconds between looks of a paused shadow, which waits for the coordinator and for its download at the same time."""
+_LOOK_AGAIN = 5.0
+"""Seconds between looks of a waiting newcomer for a newer checkpoint."""
 _LAST_WORDS = 2.0
 """Seconds that a replica whose state is odd waits for the coordinator to take notice."""
 _DIGEST_BITS = (1 << 52) - 1
@@ -74,16 +79,8 @@ class StepLoop:
     do here, ReplicaLost and StateDiverged when the replica has to start again, Refused and ConfigError.
     """
 
-    def __init__(
-        self,
-        place: Place,
-        body: Body,
-        recorder: Recorder,
-        *,
-        step: int = 0,
-        sampler: SamplerState | None = None,
-    ) -> None:
-        """``step`` and ``sampler`` are those of the checkpoint that the state was loaded from, if it was."""
+    def __init__(self, place: Place, body: Body, recorder: Recorder, *, sampler: SamplerState | None = None) -> None:
+        """``sampler`` is the one of a run that has not begun."""
         self._place = place
         self._me = place.replica
         self._body = body
@@ -97,9 +94,9 @@ class StepLoop:
         self._computed: tuple[Range, ...] = ()
         self._samples = 0
         self._loss_sum = 0.0
-        self.step = step
+        self.step = 0
         """Last step committed: applied when this replica is full, kept while it catches up."""
-        self.begun = Assigned(step=step + 1, replicas=())
+        self.begun = Assigned(step=1, replicas=())
         """The next step, and among whom its samples are dealt; nobody yet while it has begun nowhere."""
         self.sampler = sampler or SamplerState()
 
@@ -112,10 +109,14 @@ class StepLoop:
 
     def join(self) -> Steps[None]:
         """Become a member. A newcomer to a run that has begun catches up before the first ``begin`` returns."""
-        yield from self._tell_origin()
+        weights = yield from self._digest_of_weights()
         tried = 0
         while True:
-            record = yield from self._decided(Wanted.JOIN, after=tried)
+            step, origin = self._body.newest_checkpoint() or (0, weights)
+            self._body.tell(partial(Leader.starts_from, origin=origin, checkpoint=step))
+            record = self._read((yield AwaitDecision(Wanted.JOIN, tried, _LOOK_AGAIN)))
+            if record is None:
+                continue
             tried = record.number
             if (yield from self._enter_as_newcomer(record)):
                 return
@@ -327,12 +328,11 @@ class StepLoop:
         if len(set(steps.values())) > 1 or any(o.epoch != self._record.number for o in openings):
             raise ReplicaLost(f"epoch {self._record.number} began at different steps: {steps}")
 
-    def _tell_origin(self) -> Steps[None]:
-        """Say which state this replica could start a run from: all who start one have to start from the same."""
+    def _digest_of_weights(self) -> Steps[str]:
+        """Return what says whether all who start a run start from the same initial weights."""
         tally: Tally = yield AwaitVote(Ballot(done=1.0, digest=float(self._body.digest() & _DIGEST_BITS)))
         text = ",".join(str(int(ballot.digest)) for ballot in tally.ballots)
-        origin = hashlib.sha256(text.encode()).hexdigest()[:16]
-        self._body.tell(lambda leader: leader.changes(origin=origin, checkpoint=self.step))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def _enter_as_newcomer(self, record: EpochRecord) -> Steps[bool]:
         """Enter a first epoch; return False when it broke, or was replaced before it began."""
@@ -350,8 +350,8 @@ class StepLoop:
             self._record = _NO_EPOCH
             return False
         step = record.outcome.step if record.outcome is not None else max(o.step for o in openings)
-        if fresh and step != self.step:
-            raise ReplicaLost(f"the run begins after step {step}, and the state here is of step {self.step}")
+        if fresh and step:
+            self.sampler = yield LoadCheckpoint(step)
         self.step = step
         self.begun = _assigned(record, step + 1)
         changes: dict[str, object] = {"epoch": record.number}
