@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal
 import statistics
 import time
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -16,7 +17,7 @@ from itertools import pairwise
 from tests.bench.figures import Figure, Of, at_most
 from tests.bench.jobs import SYSTEMS, FthsdpJob, Job, TorchftJob
 from tests.bench.plan import Plan
-from tests.bench.processes import Child
+from tests.bench.processes import BenchmarkFailed, Child
 from tests.bench.workload import Workload
 
 __all__ = ["await_commits", "commits", "inside_the_collective", "kills_and_a_freeze", "warm_up"]
@@ -50,17 +51,20 @@ def in_flight(victim: Child) -> int:
 def stall(child: Child, step: int, at: float) -> float:
     """Return by how many seconds this step, or the one after it, took a survivor longer than an ordinary one.
 
-    The one after it where the victim had given everything to the step that it was in.
+    The one after it where the victim had given everything to the step that it was in. A survivor that was left behind
+    by the others, and got their state for a later step, ends its wait with that one.
     """
-    ends = {event.step: event.t for event in child.events if event.what == "committed" and event.fields["ok"]}
-    longest = max(ends[step] - ends[step - 1], ends[step + 1] - ends[step])
-    return longest - ordinary(child, until=at)
+    ends = [(event.step, event.t) for event in child.events if event.what == "committed" and event.fields["ok"]]
+    before = max(t for number, t in ends if number < step)
+    first, second = [t for number, t in ends if number >= step][:2]
+    return max(first - before, second - first) - ordinary(child, until=at)
 
 
-def await_step(children: Iterable[Child], step: int) -> None:
-    """Wait until each of these replicas has committed this step."""
+def await_stall(children: Iterable[Child], step: int) -> None:
+    """Wait until each of these replicas has committed this step, or later ones, and another one."""
     for child in children:
-        child.wait_until("committed", lambda e: e.what == "committed" and e.fields["ok"] and e.step >= step)
+        first = child.wait_until("committed", lambda e: e.what == "committed" and e.fields["ok"] and e.step >= step)
+        await_commits([child], 1, after=first.t)
 
 
 def repeated(children: Iterable[Child]) -> int:
@@ -146,7 +150,7 @@ def _kill_and_rejoin(job: Job, phase: float, found: _Found) -> None:
 def _stall(job: Job, victim: Child, at: float) -> float:
     """Return the longest stall of the survivors, once they are through it."""
     step = in_flight(victim)
-    await_step(job.survivors, step + 1)
+    await_stall(job.survivors, step)
     return max(stall(child, step, at) for child in job.survivors)
 
 
@@ -217,6 +221,7 @@ def _steps(ours: _Found, peers: _Found) -> str:
 def inside_the_collective(plan: Plan) -> list[Figure]:
     """Five replicas; one is killed while it exchanges gradients, and two of the others are no neighbours of it."""
     stalls: dict[str, list[float]] = {system.name: [] for system in SYSTEMS}
+    endings: Counter[str] = Counter()
     for number in range(plan.repetitions):
         for system in plan.in_turn(SYSTEMS, number):
             with system(5, WORKLOAD) as job:
@@ -225,6 +230,8 @@ def inside_the_collective(plan: Plan) -> list[Figure]:
                 wait_into_collective(victim, 0.4 * exchange)
                 killed = job.kill(2)
                 stalls[system.name].append(_stall(job, victim, killed))
+                if isinstance(job, FthsdpJob):
+                    endings[_ending(job, in_flight(victim))] += 1
             plan.say(f"{system.name}: stall {stalls[system.name][-1]:.3f} s")
     return [
         Figure(
@@ -234,6 +241,18 @@ def inside_the_collective(plan: Plan) -> list[Figure]:
             peer_values=tuple(stalls[TorchftJob.name]),
             must=at_most(0.5),
             aim=at_most(0.15),
-            note="a stall is that of the survivor who waited longest",
+            note="a stall is that of the survivor who waited longest; the step in flight ended with us as: "
+            + ", ".join(f"{ending} ({count} x)" for ending, count in sorted(endings.items())),
         )
     ]
+
+
+def _ending(job: FthsdpJob, step: int) -> str:
+    """Wait for the survivors' records of a step and return how it ended for them."""
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        lines = [line for line in job.written("steps.jsonl") if line["step"] == step]
+        if len(lines) >= len(job.survivors):
+            return "/".join(sorted({line["outcome"] for line in lines}))
+        time.sleep(0.1)
+    raise BenchmarkFailed(f"the record of the run has not {len(job.survivors)} lines of step {step}")

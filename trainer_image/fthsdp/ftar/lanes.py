@@ -95,7 +95,7 @@ class Outlet(_Lane):
     def pump(self, now: float) -> None:
         """Send what can be sent; raises ConnectionLost."""
         connection = self.connection
-        if connection is None or connection.departed:
+        if connection is None or connection.departed or connection.full:
             return
         while connection.flush(now):
             if self._under_way is not None:
