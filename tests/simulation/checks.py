@@ -91,9 +91,8 @@ class Checks:
         self.states.add(self._world.fingerprint())
         if not self._over:
             self._committed[kept.reduced.step] = kept.reduced.gradients
-        self.note(
-            f"{rank.label} ({role}) commits step {kept.reduced.step}, {ending}, of {_who(kept.reduced.gradients)}"
-        )
+        who = [replica for replica, _ in kept.reduced.gradients]
+        self.note(f"{rank.label} ({role}) commits step {kept.reduced.step}, {ending}, of {who}")
 
     def final(self, rank: Rank, step: int) -> None:
         """This rank holds that a step can no longer be undone: all who do must mean the same."""

@@ -97,8 +97,9 @@ class Facts:
         return member.attempt <= self.lost.get(member.replica, -1)
 
     def give_up(self, replica: int, attempt: int) -> None:
-        """Remember that this attempt and all before it are gone."""
-        self.lost[replica] = max(self.lost.get(replica, -1), attempt)
+        """Remember that this attempt and all before it are gone; there is none before the first."""
+        if attempt >= 0:
+            self.lost[replica] = max(self.lost.get(replica, 0), attempt)
 
     @property
     def paused(self) -> bool:

@@ -21,6 +21,8 @@ class Ledger(BaseModel):
 
     current: EpochRecord
     proposal: EpochRecord | None = None
+    lost: dict[int, int] = {}
+    """By replica, the newest attempt that is known to be gone: the next coordinator lets none of them in again."""
 
     @property
     def number(self) -> int:

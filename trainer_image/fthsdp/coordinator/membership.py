@@ -75,7 +75,7 @@ RETRY_DELAY = 1.0
 
 _SAID = (Cause.STATE_DIVERGED, Cause.FROZEN)
 """Causes by which a replica can begin its own ``failed``."""
-_MAY_BE_THERE = (Cause.SILENT, Cause.HUNG, Cause.CONNECTION_LOST)
+_MAY_BE_THERE = (Cause.SILENT, Cause.HUNG, Cause.FAILED, *_SAID, Cause.CONNECTION_LOST)
 """Causes after which processes of the attempt may still run."""
 
 
@@ -104,6 +104,12 @@ class Membership:
     def _restore(self, ledger: Ledger) -> None:
         self._facts.highest = ledger.number
         self._facts.record = ledger.current
+        self._facts.lost = dict(ledger.lost)
+        for replica, attempt in ledger.lost.items():
+            # Whoever started it may not have heard of it before the coordinator before this one was gone.
+            reason = "it was taken out before this coordinator started"
+            verdict = Verdict(replica=replica, attempt=attempt, cause=Cause.CONNECTION_LOST, reason=reason)
+            self._verdicts[replica] = (self._now + self._settings.silence_timeout, verdict)
         if ledger.proposal is not None:
             self._facts.proposal = Proposal(record=ledger.proposal, since=self._now, may_have_begun=True)
         for member in self._facts.union().values():
@@ -407,7 +413,7 @@ class Membership:
         left = [m for m in self._facts.union().values() if record.member(m.replica) is None]
         self._fence = self._facts.proposal = None
         self._facts.record = record
-        self._persist(Ledger(current=record))
+        self._persist(Ledger(current=record, lost=self._facts.lost))
         self._effects.append(Decided(record=record, stepped_in=stepped_in))
         self._let_go(left)
 
@@ -448,7 +454,7 @@ class Membership:
         if proposed is None:
             return False
         self._facts.proposal = Proposal(record=proposed, since=self._now)
-        self._persist(Ledger(current=record, proposal=proposed))
+        self._persist(Ledger(current=record, proposal=proposed, lost=self._facts.lost))
         self._effects.append(Proposed(record=proposed))
         return True
 
