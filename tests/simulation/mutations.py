@@ -36,7 +36,7 @@ def fence_answered_during_a_vote(patch: Patch) -> None:
     """A leader answers a fence while its replica votes, and the vote commits after that."""
 
     def answer(self: Leader) -> list[Any]:
-        if self.state.fence >= self._asked or min(self._cancelled_by.values()) < self._asked:
+        if self.state.fence >= self._asked or self._owing:
             return []
         return self._change(fence=self._asked)
 

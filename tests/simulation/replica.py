@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 from tests.simulation.clock import Channel, Owner
 from tests.simulation.rings import Work
 
-from fthsdp.coordinator.messages import EpochRecord, FromCoordinator, Role
+from fthsdp.coordinator.messages import EpochRecord, FromCoordinator, Phase, RankReport, Role
 from fthsdp.data.sampler import SamplerState
 from fthsdp.errors import ConfigError, Refused, ReplicaLost, StateDiverged
 from fthsdp.protocol.ballot import Ballot, Tally
 from fthsdp.protocol.decision import Decision, Over, decision
 from fthsdp.protocol.header import Header, Opening
-from fthsdp.protocol.leader import Cancel, Connect, Effect, Heard, Leader, TellCoordinator
+from fthsdp.protocol.leader import AskRanks, Cancel, Connect, Effect, Heard, Leader, TellCoordinator
 from fthsdp.protocol.requests import (
     AwaitDecision,
     AwaitOpening,
@@ -184,6 +184,7 @@ class Rank:
         self._written: dict[int, tuple[int, SamplerState]] = {}
         self.pending: object = None
         self._heard = 0
+        self._since = self.clock.now
         self._opening: Work | None = None
         self._turn = 0
         world = replica.world
@@ -219,6 +220,7 @@ class Rank:
     def resume(self, answer: object = None) -> None:
         """Go on with the answer to what was asked."""
         self._turn += 1
+        self._since = self.clock.now
         self.pending = None
         try:
             self.pending = self._script.send(answer)
@@ -413,6 +415,23 @@ class Rank:
         self.rings.cancel(self, up_to)
         self.replica.notice(self, lambda leader: leader.rings_cancelled(self.number, up_to))
 
+    def report(self, probe: int) -> None:
+        """Say where this rank is."""
+        match self.pending:
+            case Compute():
+                phase = Phase.BODY
+            case AwaitRing() | AwaitOpening():
+                phase = Phase.COLLECTIVE
+            case AwaitVote():
+                phase = Phase.VOTE
+            case _:
+                phase = Phase.WAITING
+        seconds = self.clock.now - self._since
+        report = RankReport(
+            rank=self.number, epoch=self.loop.epoch, step=self.loop.step + 1, phase=phase, seconds=seconds
+        )
+        self.replica.notice(self, lambda leader: leader.reports(probe, report))
+
     def hear(self, epoch: int) -> None:
         """Put this number into the next header."""
         self._heard = max(self._heard, epoch)
@@ -489,6 +508,9 @@ class Replica:
                     self._to_ranks(lambda rank, record=record: rank.connect(record))
                 case Heard(epoch=epoch):
                     self._to_ranks(lambda rank, epoch=epoch: rank.hear(epoch))
+                case AskRanks(probe=probe):
+                    self._to_ranks(lambda rank, probe=probe: rank.report(probe))
+                    self.owner.after(2.0, lambda probe=probe: self.lead(lambda leader: leader.probe_over(probe)))
                 case Cancel(up_to=up_to):
                     self._to_ranks(lambda rank, up_to=up_to: rank.cancel(up_to))
         self.owner.soon(self._look_at_decision)

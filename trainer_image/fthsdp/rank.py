@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import logging
+import sys
+import threading
+import time
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -14,7 +18,7 @@ from fthsdp.catchup.download import Download, Downloaded
 from fthsdp.catchup.shelf import Fetcher, Shelf, Stripe
 from fthsdp.catchup.snapshot import copy_stripe
 from fthsdp.checkpoint import Checkpoints
-from fthsdp.coordinator.messages import EpochRecord
+from fthsdp.coordinator.messages import EpochRecord, Phase, RankReport
 from fthsdp.data.sampler import SamplerState
 from fthsdp.environment import Identity
 from fthsdp.errors import NotReady, ReplicaLost, RingBroken, WireError
@@ -45,6 +49,13 @@ __all__ = ["Parts", "Rank"]
 log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
+_PHASES: Mapping[type, Phase] = {
+    AwaitRing: Phase.COLLECTIVE,
+    AwaitOpening: Phase.COLLECTIVE,
+    AwaitVote: Phase.VOTE,
+    LoadCheckpoint: Phase.UPDATE,
+}
+_STACK_BYTES = 4000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +84,10 @@ class Rank:
         self._state = state
         self._pool = BufferPool(state.bucket_sizes)
         self._opening: Work[list[bytes]] | None = None
+        self._thread = threading.get_ident()
+        self._loop: StepLoop | None = None
+        self._phase = (Phase.BODY, time.monotonic())
+        parts.port.whereabouts = self._whereabouts
 
     # --- requests: here the training thread waits
 
@@ -84,11 +99,29 @@ class Rank:
                 request = steps.send(answer)
             except StopIteration as end:
                 value: _T = end.value
+                self._phase = (Phase.BODY, time.monotonic())
                 return value
+            self._phase = (_PHASES.get(type(request), Phase.WAITING), time.monotonic())
             answer = self._answer(request)
+            self._phase = (Phase.UPDATE, time.monotonic())
+
+    def _whereabouts(self) -> RankReport:
+        """Say where the training thread is (from another thread)."""
+        phase, since = self._phase
+        frame = sys._current_frames().get(self._thread)
+        stack = "".join(traceback.format_stack(frame))[-_STACK_BYTES:] if frame is not None else ""
+        return RankReport(
+            rank=self._parts.identity.rank,
+            epoch=self._loop.epoch if self._loop else 0,
+            step=self._loop.step + 1 if self._loop else 0,
+            phase=phase,
+            seconds=time.monotonic() - since,
+            stack=stack,
+        )
 
     def begin(self, loop: StepLoop) -> Attempt:
         """Begin the loop's next step."""
+        self._loop = loop
         attempt = self.run(loop.begin())
         assert isinstance(attempt, Attempt)
         return attempt

@@ -14,12 +14,12 @@ from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from fthsdp.coordinator.client import LeaderClient
-from fthsdp.coordinator.messages import EpochRecord, FromCoordinator, JoinRecord, StepRecord
+from fthsdp.coordinator.messages import EpochRecord, FromCoordinator, JoinRecord, Phase, RankReport, StepRecord
 from fthsdp.endpoint import Endpoint
 from fthsdp.environment import Identity
 from fthsdp.errors import ConnectionLost, Refused, RingBroken, WireError
 from fthsdp.ftar import Engine, RailMember
-from fthsdp.protocol.leader import Cancel, Connect, Effect, Heard, Leader, TellCoordinator
+from fthsdp.protocol.leader import AskRanks, Cancel, Connect, Effect, Heard, Leader, TellCoordinator
 from fthsdp.wire import Json, open_blocking, receive_frame, send_frame
 
 __all__ = ["Follower", "LeaderShell", "RankPort", "Reporter"]
@@ -27,6 +27,8 @@ __all__ = ["Follower", "LeaderShell", "RankPort", "Reporter"]
 log = logging.getLogger(__name__)
 
 PURPOSE = "replica"
+_PROBE_PATIENCE = 2.0
+"""Seconds in which a rank has to say where it is: it is asked in a thread that has nothing else to do."""
 _T = TypeVar("_T")
 
 
@@ -52,6 +54,11 @@ class RankPort:
         self._changed = threading.Condition()
         self._records: dict[int, EpochRecord] = {}
         self._heard = 0
+        self.whereabouts: Callable[[], RankReport] = self._before_training
+        """Set by whoever runs the training thread."""
+
+    def _before_training(self) -> RankReport:
+        return RankReport(rank=self._rank, epoch=0, step=0, phase=Phase.BODY, seconds=0.0)
 
     @property
     def heard(self) -> int:
@@ -194,6 +201,12 @@ class LeaderShell:
             case Heard(epoch=epoch):
                 self._to_ranks({"heard": epoch})
                 self._port.hear(epoch)
+            case AskRanks(probe=probe):
+                self._to_ranks({"probe": probe})
+                self.run(lambda leader: leader.reports(probe, self._port.whereabouts()))
+                timer = threading.Timer(_PROBE_PATIENCE, self.run, [lambda leader: leader.probe_over(probe)])
+                timer.daemon = True
+                timer.start()
             case TellCoordinator():
                 """The client was given the newest state before anything else was carried out."""
 
@@ -234,6 +247,9 @@ class LeaderShell:
                 self.run(lambda leader: leader.ring_broken(epoch, suspect, reason))
             case {"cancelled": int(up_to)}:
                 self.run(lambda leader: leader.rings_cancelled(rank, up_to))
+            case {"probe": int(probe), "report": dict(report)}:
+                told = RankReport.model_validate(report | {"rank": rank})
+                self.run(lambda leader: leader.reports(probe, told))
             case {"leaving": str(reason)}:
                 self.run(lambda leader: leader.asks_to_leave(reason))
             case _:
@@ -288,6 +304,10 @@ class Follower:
         try:
             while True:
                 command = receive_frame(self._sock)
+                if "probe" in command:
+                    report = self._port.whereabouts().model_dump(mode="json")
+                    self._send({"probe": command["probe"], "report": report})
+                    continue
                 self._port.apply(command)
                 if "cancel" in command:
                     self._send({"cancelled": command["cancel"]})

@@ -25,10 +25,13 @@ from fthsdp.coordinator.messages import (
     Go,
     Install,
     MemberState,
+    Phase,
+    Probe,
+    RankReport,
     RefusedMember,
 )
 
-__all__ = ["Cancel", "Connect", "Effect", "Heard", "Leader", "TellCoordinator"]
+__all__ = ["AskRanks", "Cancel", "Connect", "Effect", "Heard", "Leader", "TellCoordinator"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +54,24 @@ class Heard:
 
 
 @dataclass(frozen=True, slots=True)
+class AskRanks:
+    """Ask every rank where it is, and call ``probe_over`` a little later, whoever has answered by then."""
+
+    probe: int
+
+
+@dataclass(frozen=True, slots=True)
 class Cancel:
     """Let every rank close its rings of all epochs up to this one."""
 
     up_to: int
 
 
-Effect = TellCoordinator | Connect | Heard | Cancel
+_WAITS = (Phase.COLLECTIVE, Phase.VOTE, Phase.WAITING)
+_STACKS = 4
+"""Stacks that go to the coordinator: of thousands of ranks, the first that do not wait tell enough."""
+
+Effect = TellCoordinator | Connect | Heard | Cancel | AskRanks
 
 
 class Leader:
@@ -80,6 +94,10 @@ class Leader:
         self._asked = 0
         self._cancelled = 0
         self._cancelled_by = dict.fromkeys(range(world_size), 0)
+        self._owing: set[int] = set()
+        """Ranks that have not yet cancelled what the newest fence asks for."""
+        self._asking = 0
+        self._reports: dict[int, RankReport] = {}
 
     # --- the coordinator speaks
 
@@ -94,6 +112,8 @@ class Leader:
                 return self._break(epoch)
             case Install(record=record):
                 return self._install(record)
+            case Probe(number=number):
+                return self._probe(number)
             case Close(step=step):
                 self.closed = step
             case Bye():
@@ -115,6 +135,7 @@ class Leader:
 
     def _break(self, epoch: int) -> list[Effect]:
         self._asked = max(self._asked, epoch)
+        self._owing = {rank for rank, up_to in self._cancelled_by.items() if up_to < self._asked}
         self.announced = {n: r for n, r in self.announced.items() if n > self._asked}
         return [self._cancel(self._asked)]
 
@@ -156,7 +177,20 @@ class Leader:
     def rings_cancelled(self, rank: int, up_to: int) -> list[Effect]:
         """A rank has cancelled its rings of all epochs up to this one."""
         self._cancelled_by[rank] = max(self._cancelled_by[rank], up_to)
+        if self._cancelled_by[rank] >= self._asked:
+            self._owing.discard(rank)
         return self._answer_fence()
+
+    def reports(self, probe: int, report: RankReport) -> list[Effect]:
+        """A rank says where it is."""
+        if probe != self._asking or probe <= self.state.probe:
+            return []
+        self._reports[report.rank] = report
+        return self._answer_probe() if len(self._reports) == self.world_size else []
+
+    def probe_over(self, probe: int) -> list[Effect]:
+        """Who has not said by now where it is does not say it."""
+        return self._answer_probe() if probe == self._asking > self.state.probe else []
 
     def asks_to_leave(self, reason: str) -> list[Effect]:
         """A rank was told to stop."""
@@ -181,6 +215,8 @@ class Leader:
         turns_full = self.state.step is None and "step" in changes
         if changes:
             self.state = self.state.model_copy(update=changes)
+        if self.state.ranks:
+            self.state = self.state.model_copy(update={"ranks": ()})  # a step has ended: nobody hangs
         news = turns_full or changes.keys() & {"epoch", "finished"}
         return self._answer_fence() or ([TellCoordinator()] if news else [])
 
@@ -213,13 +249,28 @@ class Leader:
 
     # --- inside
 
+    def _probe(self, number: int) -> list[Effect]:
+        if number <= self._asking:
+            return [TellCoordinator()]
+        self._asking, self._reports = number, {}
+        return [AskRanks(number)]
+
+    def _answer_probe(self) -> list[Effect]:
+        ranks = []
+        stacks = 0
+        for _, report in sorted(self._reports.items()):
+            tells = bool(report.stack) and report.phase not in _WAITS and stacks < _STACKS
+            stacks += tells
+            ranks.append(report if tells else report.model_copy(update={"stack": ""}))
+        return self._change(probe=self._asking, ranks=tuple(ranks))
+
     def _entered(self, epoch: int) -> None:
         self.announced = {n: r for n, r in self.announced.items() if n > epoch}
         if self.install is not None and self.install.number <= epoch:
             self.install = None
 
     def _answer_fence(self) -> list[Effect]:
-        if self._voting or self.state.fence >= self._asked or min(self._cancelled_by.values()) < self._asked:
+        if self._voting or self.state.fence >= self._asked or self._owing:
             return []
         return self._change(fence=self._asked)
 

@@ -105,6 +105,11 @@ class StepLoop:
         """Whether the state here is the state after ``step``."""
         return self._catchup is None
 
+    @property
+    def epoch(self) -> int:
+        """The epoch whose rings this rank has entered last; 0 before the first."""
+        return self._record.number
+
     # --- what the loop of the user's script asks for
 
     def join(self) -> Steps[None]:
