@@ -30,14 +30,17 @@ def answer(*phases: Phase, began: tuple[int, ...] = (0, 1, 2), probe: int = 1, *
     return MemberState(epoch=4, step=6, serves=True, begun=begun, probe=probe, ranks=ranks(*phases, **where))  # type: ignore[arg-type]
 
 
-def judge(states: dict[int, MemberState], *, shadows: tuple[int, ...] = (), planned: bool = False) -> Diagnosis:
+def judge(
+    states: dict[int, MemberState], *, shadows: tuple[int, ...] = (), planned: bool = False, newcomer: int | None = None
+) -> Diagnosis:
     members = {
         r: Member(
             replica=r, attempt=0, role=Role.SHADOW if r in shadows else Role.ACTIVE, addresses=(f"h{r}:1", f"h{r}:2")
         )
         for r in states
     }
-    record = EpochRecord(number=4, members=tuple(members.values()), outcome=None if planned else Outcome(step=5))
+    inside = tuple(m for m in members.values() if m.replica != newcomer)
+    record = EpochRecord(number=4, members=inside, outcome=None if planned else Outcome(step=5))
     return diagnose(states, members=members, record=record, probe=1, patience=150.0)
 
 
@@ -153,6 +156,12 @@ def test_who_has_not_entered_a_planned_epoch_is_not_behind() -> None:
     found = judge({0: JOINED, 1: answer(COLLECTIVE, COLLECTIVE, epoch=3)}, planned=True)
     assert found.joined
     assert found.hung == {}
+
+
+def test_a_newcomer_to_the_epoch_after_the_decided_one_is_not_behind() -> None:
+    newcomer = answer(COLLECTIVE, COLLECTIVE, epoch=0)
+    assert judge({0: JOINED, 1: JOINED, 2: newcomer}, newcomer=2).hung == {}
+    assert list(judge({0: JOINED, 1: JOINED, 2: newcomer}).hung) == [2]
 
 
 def test_nobody_is_behind_while_nobody_has_entered() -> None:

@@ -907,6 +907,21 @@ def test_a_paused_job_is_not_probed_however_long_it_waits() -> None:
     assert not job.effects
 
 
+def test_a_member_that_never_enters_a_paused_epoch_does_not_keep_the_newcomers_out_for_ever() -> None:
+    job = Job(replicas=3, least=3).started(step=5)
+    job.dies(2)
+    job.all_say(0, 1, fence=1)
+    job.say(0, epoch=2)
+    job.hello(2, attempt=1)
+    assert not job.of(Fenced)
+    job.pass_time(300, 0, 1, 2)
+    job.say(0, **reports(Phase.WAITING))
+    job.say(1, **reports(Phase.BODY))
+    assert [(r.replica, r.cause) for r in job.of(Removed)] == [(1, Cause.HUNG)]
+    job.all_say(0, 2, fence=2)
+    assert [m.replica for m in installed(job, 2).members] == [0, 2]
+
+
 # --- pause ----------------------------------------------------------------------------------------------------------
 
 

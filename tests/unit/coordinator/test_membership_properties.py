@@ -37,6 +37,9 @@ from fthsdp.coordinator.messages import (
     Hello,
     Install,
     MemberState,
+    Phase,
+    Probe,
+    RankReport,
     RefusedMember,
     Role,
     State,
@@ -56,11 +59,15 @@ class Leader:
     connection: int | None = None
     alive: bool = True
     frozen: bool = False
+    hangs: bool = False
+    """A rank of it does not get out of the body of its step; the leader itself goes on talking."""
     state: MemberState = field(default_factory=MemberState)
     inbox: deque[FromCoordinator] = field(default_factory=deque)
     record: EpochRecord | None = None
     announced: EpochRecord | None = None
     heard: int = 0
+    missed: Install | None = None
+    """What it would have entered if it did not hang."""
 
     def change(self, **changes: object) -> None:
         self.state = self.state.model_copy(update=changes)
@@ -75,6 +82,10 @@ class Leader:
                 self.heard = max(self.heard, epoch)
             case Break(epoch=epoch):
                 self.change(fence=max(epoch, self.state.fence))
+            case Probe(number=number):
+                self.change(probe=number, ranks=(self.report(),))
+            case Install() if self.hangs:
+                self.missed = message
             case Install(record=record) if record.number > max(self.state.epoch, self.state.fence):
                 self.enter(record)
             case Close(step=step):
@@ -83,6 +94,11 @@ class Leader:
                 self.alive = False
             case _:
                 pass
+
+    def report(self) -> RankReport:
+        step = 0 if self.state.step is None else self.state.step + 1
+        phase = Phase.BODY if self.hangs else Phase.COLLECTIVE
+        return RankReport(rank=0, epoch=self.state.epoch, step=step, phase=phase, seconds=60)
 
     def enter(self, record: EpochRecord) -> None:
         self.record, self.announced = record, None
@@ -117,7 +133,7 @@ class Memberships(RuleBasedStateMachine):
         self.now = 1000.0
         self.wanted = REPLICAS - self.spares
         self.settings = MembershipSettings(
-            replicas=self.wanted, min_replicas=LEAST, spares=self.spares, start_timeout=30
+            replicas=self.wanted, min_replicas=LEAST, spares=self.spares, start_timeout=30, stall_timeout=20
         )
         self.checkpoint = 0
         self.stored: list[Ledger] = []
@@ -130,6 +146,8 @@ class Memberships(RuleBasedStateMachine):
         """Planned epochs that have begun somewhere."""
         self.closed: set[tuple[int, int]] = set()
         """Incarnations whose connection was closed at some time."""
+        self.hung: set[tuple[int, int]] = set()
+        """Incarnations of which a rank did not move at some time."""
         self.muted: set[tuple[int, int]] = set()
         """Incarnations that were frozen, or died without a word, at some time."""
         self.core = Membership(self.settings, now=self.now)
@@ -192,7 +210,8 @@ class Memberships(RuleBasedStateMachine):
             case Cause.SILENT:
                 assert who in self.muted
             case Cause.HUNG:
-                assert who in self.muted or self.leaders[removed.replica].inbox, "it has read all and done as told"
+                unread = self.leaders[removed.replica].inbox
+                assert who in self.muted | self.hung or unread, f"it has read all and done as told: {removed}"
             case Cause.STATE_DIVERGED:
                 assert self.leaders[removed.replica].state.failed == removed.reason
             case Cause.REPLACED:
@@ -221,6 +240,10 @@ class Memberships(RuleBasedStateMachine):
     def active(self, replica: int) -> Leader | None:
         leader = self.leaders[replica]
         return leader if leader.alive and not leader.frozen else None
+
+    def moving(self, replica: int) -> Leader | None:
+        leader = self.active(replica)
+        return leader if leader is not None and not leader.hangs else None
 
     # --- what can happen
 
@@ -253,7 +276,7 @@ class Memberships(RuleBasedStateMachine):
     @rule(replica=replicas)
     def crosses_a_boundary(self, replica: int) -> None:
         """Enter the announced epoch, or leave there when it is without this replica."""
-        leader = self.active(replica)
+        leader = self.moving(replica)
         if leader is None or leader.announced is None or not self.has_begun(leader, leader.announced.number):
             return
         if leader.announced.member(replica):
@@ -275,14 +298,14 @@ class Memberships(RuleBasedStateMachine):
 
     def may_step(self, replica: int, attempt: int) -> bool:
         leader = self.leaders[replica]
-        return self.is_there(attempt, leader) and leader.state.fence < leader.state.epoch
+        return self.is_there(attempt, leader) and not leader.hangs and leader.state.fence < leader.state.epoch
 
     def is_there(self, attempt: int, leader: Leader) -> bool:
         return leader.attempt == attempt and leader.alive and not leader.frozen
 
     @rule(replica=replicas)
     def takes_a_step(self, replica: int) -> None:
-        leader = self.active(replica)
+        leader = self.moving(replica)
         if leader is None or leader.state.step is None or leader.record is None or leader.record.paused:
             return
         ring = [self.leaders[m.replica] for m in leader.record.members]
@@ -317,7 +340,7 @@ class Memberships(RuleBasedStateMachine):
 
     @rule(replica=replicas)
     def shadow_catches_up(self, replica: int) -> None:
-        leader = self.active(replica)
+        leader = self.moving(replica)
         if leader is None or leader.record is None or leader.state.step is not None or not leader.state.base:
             return
         steps = [o.state.step for o in self.leaders.values() if o.state.epoch == leader.state.epoch and o.state.serves]
@@ -387,6 +410,24 @@ class Memberships(RuleBasedStateMachine):
         self.leaders[replica].frozen = False
 
     @rule(replica=replicas)
+    @precondition(lambda self: self.faults > 0)
+    def a_rank_hangs(self, replica: int) -> None:
+        leader = self.active(replica)
+        if leader is not None and not any(other.hangs for other in self.leaders.values()):
+            self.faults -= 1
+            leader.hangs = True
+            self.hung.add((replica, leader.attempt))
+
+    @rule(replica=replicas)
+    def a_rank_goes_on(self, replica: int) -> None:
+        leader = self.leaders[replica]
+        leader.hangs = False
+        if leader.missed is not None:
+            leader.act(leader.missed)
+            leader.missed = None
+            self.tell(leader)
+
+    @rule(replica=replicas)
     def is_started_again(self, replica: int) -> None:
         if not self.leaders[replica].alive:
             self.cut(self.leaders[replica])
@@ -431,10 +472,22 @@ class Memberships(RuleBasedStateMachine):
         numbers = [ledger.number for ledger in self.stored]
         assert numbers == sorted(set(numbers))
 
+    def is_waited_for(self, replica: int) -> bool:
+        """Whether an active member waits for this one: without such a witness a hang is only a long step."""
+        active = self.stored[-1].current.active if self.stored else ()
+        return any(
+            self.is_there(o.attempt, o) and o.state.step is not None
+            for o in map(self.leaders.get, active)
+            if o and o.replica != replica
+        )
+
     def teardown(self) -> None:
         """When faults stop, everybody who is alive gets into the same epoch, and nobody is left waiting."""
         self.faults = 0
-        for _ in range(60):
+        for replica, leader in self.leaders.items():
+            if leader.hangs and not self.is_waited_for(replica):
+                self.a_rank_goes_on(replica)
+        for _ in range(150):
             for replica, leader in list(self.leaders.items()):
                 leader.frozen = False
                 if not leader.alive:

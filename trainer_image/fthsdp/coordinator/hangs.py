@@ -63,7 +63,8 @@ def diagnose(
     awaited = _awaited_step({r: joined[r] for r in joined if _is_witness(r, states[r], record, joined[r], patience)})
     for replica, ranks in reports.items():
         absent = [rank for rank in ranks if rank.phase not in _JOINED and awaited is not None and rank.step <= awaited]
-        behind = [rank for rank in ranks if rank.phase in _JOINED and _is_behind(rank, record, reports)]
+        told = record.member(replica) is not None
+        behind = [rank for rank in ranks if told and rank.phase in _JOINED and _is_behind(rank, record, reports)]
         for guilty, words in ((absent, _absent), (behind, _behind)):
             if guilty and replica not in hung:
                 hung[replica] = _evidence(replica, guilty, words(guilty[0]))

@@ -266,18 +266,13 @@ class Membership:
 
     def _look_for_hangs(self) -> None:
         record = self._facts.record
-        if (
-            record is None
-            or not record.members
-            or record.paused
-            or self._fence is not None
-            or self._finished is not None
-        ):
-            self._watch.rest(self._now)
-            return
         members = self._facts.taking_part()
         peers = {r: self._facts.peers[r] for r in members}
-        if not peers:
+        if record is None or not peers or self._fence is not None or self._finished is not None:
+            self._watch.rest(self._now)
+            return
+        if record.paused and all(p.state.epoch >= record.number for p in peers.values()):
+            self._watch.rest(self._now)
             return
         diagnosis = self._watch.look(
             {r: p.state for r, p in peers.items()},
