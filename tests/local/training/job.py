@@ -7,6 +7,7 @@ a second.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import multiprocessing
@@ -16,22 +17,28 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tests.local.training.points import count_passes
+
 DEADLINE = 120.0
 """Seconds for anything: a run takes some twenty, and the machine may be busy."""
+TEXT = Path(argparse.__file__)
+"""Enough to learn from for runs in which only the failures matter."""
 T = TypeVar("T")
 
 _FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["fthsdp.group", "fthsdp.recipes.tiny_llama"])
+_FORKS.set_forkserver_preload(["tests.local.training.points"])
 
 
-def _be_a_rank(log: Path, environment: Mapping[str, str], arguments: Sequence[str]) -> None:
-    """Run the recipe in a forked process, as its container would."""
+def _be_a_rank(
+    log: Path, environment: Mapping[str, str], arguments: Sequence[str], trouble: Callable[[int], None] | None
+) -> None:
+    """Run the recipe in a forked process, as its container would, but for the trouble that this one is to make."""
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(output, 1)
     os.dup2(output, 2)
@@ -42,7 +49,16 @@ def _be_a_rank(log: Path, environment: Mapping[str, str], arguments: Sequence[st
     from fthsdp.recipes import tiny_llama
 
     torch.set_num_threads(1)
+    count_passes(log.with_suffix(".passes"))
+    if trouble is not None:
+        trouble(int(environment["FTHSDP_POD_INDEX"]))
     sys.exit(tiny_llama.main(arguments))
+
+
+def brief(*, steps: int, compute: float) -> tuple[str, ...]:
+    """Return the arguments of a run of little computing, one pass a step; ``compute`` is slept in it, in seconds."""
+    data = ("--data", str(TEXT), "--sequence-length", "16", "--micro-batch-size", "8")
+    return "--steps", str(steps), "--emulate-compute", str(compute), *data
 
 
 def free_port() -> int:
@@ -69,13 +85,18 @@ class Job:
 
     folder: Path
     replicas: int = 3
+    spares: int = 0
     ranks: int = 2
     min_replicas: int = 1
     arguments: Sequence[str] = ("--steps", "30", "--emulate-compute", "0.1")
     silence_timeout: float = 20.0
     """Long, because a busy machine can keep a leader from its once-a-second word for longer than the default 5 s."""
+    times: Sequence[str] = ()
+    """Further options of the coordinator."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Of every rank, besides who it is."""
+    trouble: Mapping[tuple[int, int], Callable[[int], None]] = field(default_factory=dict)
+    """By replica and attempt: called in each of its ranks (with its number) before training begins."""
     port: int = field(default_factory=free_port)
     coordinator: subprocess.Popen[bytes] | None = None
     processes: dict[tuple[int, int, int], BaseProcess] = field(default_factory=dict)
@@ -91,7 +112,7 @@ class Job:
         self.record.mkdir(parents=True)
         (self.folder / "key").write_text("0123456789abcdef" * 4)
         self.start_coordinator()
-        for replica in range(self.replicas):
+        for replica in range(self.replicas + self.spares):
             self.start_replica(replica)
         return self
 
@@ -99,6 +120,7 @@ class Job:
         """Start the coordinator, or start it again."""
         command = [sys.executable, "-m", "fthsdp.coordinator", "--job", "test", "--port", str(self.port)]
         command += ["--replicas", str(self.replicas), "--min-replicas", str(self.min_replicas)]
+        command += ["--spares", str(self.spares), *self.times]
         command += ["--key-file", str(self.folder / "key"), "--store", f"file:{self.folder / 'epochs.json'}"]
         command += ["--record-dir", str(self.record), "--silence-timeout", str(self.silence_timeout)]
         with (self.folder / "coordinator.log").open("ab") as log:
@@ -121,7 +143,8 @@ class Job:
                 **self.environment,
             }
             log = self.folder / f"r{replica}-a{attempt}-{rank}.log"
-            process = _FORKS.Process(target=_be_a_rank, args=(log, environment, self.arguments), daemon=True)
+            trouble = self.trouble.get((replica, attempt))
+            process = _FORKS.Process(target=_be_a_rank, args=(log, environment, self.arguments, trouble), daemon=True)
             process.start()
             self.processes[replica, attempt, rank] = process
 
@@ -205,6 +228,10 @@ class Job:
         assert process.exitcode is not None, self.logs()
         return process.exitcode
 
+    def passes(self, replica: int, *, attempt: int = 0, rank: int = 0) -> list[int]:
+        """Return the step of each backward pass that a rank has begun, in order."""
+        return [int(line) for line in (self.folder / f"r{replica}-a{attempt}-{rank}.passes").read_text().split()]
+
     def log(self, name: str) -> str:
         """Return what one process wrote."""
         return (self.folder / f"{name}.log").read_text(errors="replace")
@@ -232,6 +259,14 @@ def assert_sound(report: dict[str, Any], *, steps: int) -> None:
     assert report["samples"]["missing"] == 0
     assert report["digests"]["compared"] > 0
     assert report["digests"]["mismatched"] == 0
+    assert report["outcomes"] == {"compared": steps, "mismatched": 0}
+
+
+def assert_computed_once(job: Job, replicas: Iterable[int], *, steps: int) -> None:
+    """No rank of these replicas ran a forward and backward pass twice, or left one out."""
+    for replica in replicas:
+        for rank in range(job.ranks):
+            assert job.passes(replica, rank=rank) == list(range(1, steps + 1)), f"replica {replica} rank {rank}"
 
 
 @contextlib.contextmanager
