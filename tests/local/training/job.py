@@ -230,7 +230,8 @@ class Job:
 
     def passes(self, replica: int, *, attempt: int = 0, rank: int = 0) -> list[int]:
         """Return the step of each backward pass that a rank has begun, in order."""
-        return [int(line) for line in (self.folder / f"r{replica}-a{attempt}-{rank}.passes").read_text().split()]
+        file = self.folder / f"r{replica}-a{attempt}-{rank}.passes"
+        return [int(line) for line in file.read_text().split()] if file.exists() else []
 
     def log(self, name: str) -> str:
         """Return what one process wrote."""

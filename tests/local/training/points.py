@@ -27,7 +27,7 @@ from fthsdp.protocol.catchup import CatchUp
 from fthsdp.recipes import llama, tiny_llama
 from fthsdp.state import TrainState
 
-__all__ = ["BEFORE_TRAINING", "POINTS", "Hang", "Kill", "OtherWeights", "count_passes"]
+__all__ = ["BEFORE_TRAINING", "POINTS", "Hang", "Kill", "Linger", "OtherWeights", "count_passes"]
 
 BEFORE_TRAINING = 0
 """The step of a rank that has begun none: what comes before is its catch-up."""
@@ -116,6 +116,23 @@ class OtherWeights:
                     parameter.add_(0.25)
 
         _before(tiny_llama, "shard", change)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Linger:
+    """Steps after this one are slow until a file is there, so that a run does not end before a test is done with it."""
+
+    after: int
+    until: Path
+
+    def __call__(self, rank: int) -> None:
+        """Prepare a rank that has just been forked."""
+
+        def linger(group: ReplicaGroup, number: int) -> None:
+            if number > self.after and not self.until.exists():
+                time.sleep(0.5)
+
+        _before(ReplicaGroup, "_seed", linger)
 
 
 def count_passes(file: Path) -> None:
