@@ -2,7 +2,7 @@
 
 The leader's control side hears from the coordinator at any moment, also while the training threads compute or wait.
 What it decides has to reach every rank's rings at once (connect, cancel, a go), and what the rings of any rank notice
-has to reach the leader. This module carries both over one connection per rank; ``fthsdp.member`` decides.
+has to reach the leader. This module carries both over one connection per rank; ``protocol.leader`` decides.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class Header:
     replica: int
     flags: Flag
     step: int
-    """The step that this header belongs to; 0 from a shadow, which learns it from the others."""
+    """The step that this header belongs to."""
     heard: int
     """Newest epoch number that this member has a go for."""
     samples: int
