@@ -310,6 +310,7 @@ class Rank:
 
     def _fetch(self, request: Fetch) -> None:
         turn = self._turn
+        deadline = self.clock.now + FETCH_TIMEOUT
 
         def failed() -> None:
             if turn == self._turn:
@@ -320,10 +321,12 @@ class Rank:
             if turn != self._turn:
                 return
             source = self.replica.world.rank_at(request.address)
-            if source is None or source.outcome is None or source.outcome.step != request.step:
+            if source is None or (source.outcome is not None and source.outcome.step > request.step):
                 failed()
             elif source.owner.frozen:
                 self.owner.after(FETCH_TIMEOUT, failed)
+            elif source.outcome is None or source.outcome.step < request.step:
+                self.owner.soon(failed if self.clock.now > deadline else arrived)
             else:
                 self.resume(source.outcome)
 
