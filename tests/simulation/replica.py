@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from tests.simulation.clock import Channel, Owner
-from tests.simulation.rings import Work
+from tests.simulation.rings import SILENCE_TIMEOUT, Work
 
 from fthsdp.coordinator.messages import EpochRecord, FromCoordinator, Phase, RankReport, Role
 from fthsdp.data.sampler import SamplerState
@@ -183,6 +183,7 @@ class Rank:
         self.records: dict[int, EpochRecord] = {}
         self._written: dict[int, tuple[int, SamplerState]] = {}
         self.pending: object = None
+        self.frozen_at = 0.0
         self._heard = 0
         self._since = self.clock.now
         self._opening: Work | None = None
@@ -530,6 +531,8 @@ class Replica:
             self.link.say(self.leader.state)
 
     def _heartbeat(self) -> None:
+        silent = {k.number: self.world.clock.now - k.frozen_at for k in self.ranks[1:] if k.owner.frozen}
+        self.lead(lambda leader: leader.ranks_silent(silent, timeout=SILENCE_TIMEOUT))
         self._say_state()
         self.owner.after(1.0, self._heartbeat)
 
@@ -630,6 +633,7 @@ class Replica:
         for each in self.ranks:
             if rank in (None, each.number) and each.owner.alive:
                 each.owner.frozen = True
+                each.frozen_at = self.world.clock.now
                 each.rings.freeze(each)
 
     def thaw(self) -> None:

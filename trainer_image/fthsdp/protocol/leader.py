@@ -13,6 +13,7 @@ to promise, and is taken out for its silence.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fthsdp.coordinator.messages import (
@@ -67,6 +68,8 @@ class Cancel:
     up_to: int
 
 
+_PATIENCE = 3
+"""Silence timeouts after which a rank is frozen although nobody waits for it: a long import can hold up all threads."""
 _WAITS = (Phase.COLLECTIVE, Phase.VOTE, Phase.WAITING)
 _STACKS = 4
 """Stacks that go to the coordinator: of thousands of ranks, the first that do not wait tell enough."""
@@ -194,6 +197,16 @@ class Leader:
     def probe_over(self, probe: int) -> list[Effect]:
         """Who has not said by now where it is does not say it."""
         return self._answer_probe() if probe == self._asking > self.state.probe else []
+
+    def ranks_silent(self, seconds: Mapping[int, float], *, timeout: float) -> list[Effect]:
+        """Ranks have given no sign of life for so long: end this replica when one of them stands still.
+
+        One that owes the answer to a fence is accused by its ring's neighbours as well; else there is more patience.
+        """
+        for rank, silent in seconds.items():
+            if silent >= timeout * (1 if rank in self._owing else _PATIENCE) and not self.state.failed:
+                return self._change(failed=f"Frozen: rank {rank} gave no sign of life for {silent:.1f} s")
+        return []
 
     def asks_to_leave(self, reason: str) -> list[Effect]:
         """A rank was told to stop."""
