@@ -39,11 +39,11 @@ unit: setup
 e2e: setup
 	$(PYTHON) -m pytest tests/cluster
 
-# Half an hour, on a machine that has nothing else to do. Quick: the same rows in about five minutes.
-# The exploration of tests/simulation, for as long as told.
+# The exploration of tests/simulation, for as long as told: make soak SECONDS=600
 soak: setup
 	$(PYTHON) -m tests.simulation.soak --seconds $(or $(SECONDS),3600)
 
+# Half an hour, on a machine that has nothing else to do. Quick: the same rows in about five minutes.
 bench: setup
 	$(PYTHON) -m tests.bench
 
