@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 CRD := crds/fthsdpjobs.yaml
 DEMO := runs/demo
 
-.PHONY: setup demo test test-here lint unit e2e bench bench-quick generate clean
+.PHONY: setup demo test test-here lint unit e2e soak bench bench-quick generate clean
 
 setup: $(READY)
 
@@ -25,7 +25,7 @@ test: lint
 	$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-here e2e
 
 test-here: setup
-	$(PYTHON) -m pytest tests/unit tests/local
+	$(PYTHON) -m pytest tests/unit tests/simulation tests/local
 
 lint: setup
 	$(VENV)/bin/ruff check .
@@ -38,6 +38,10 @@ unit: setup
 
 e2e: setup
 	$(PYTHON) -m pytest tests/cluster
+
+# The exploration of tests/simulation, for as long as told: make soak SECONDS=600
+soak: setup
+	$(PYTHON) -m tests.simulation.soak --seconds $(or $(SECONDS),3600)
 
 # Half an hour, on a machine that has nothing else to do. Quick: the same rows in about five minutes.
 bench: setup

@@ -45,6 +45,7 @@ __all__ = [
     "RESERVED_ENV",
     "RESERVED_ENV_PREFIX",
     "ROLE_LABEL",
+    "TRANSPORT_ENV",
     "VERSION",
     "Backoff",
     "Checkpoint",
@@ -107,6 +108,16 @@ RESERVED_ENV = (
 )
 """Set by the operator in every container of a training pod, beside those that start with FTHSDP_; the last two by
 torchrun."""
+TRANSPORT_ENV = (
+    "FTHSDP_FTAR_CHUNK_BYTES",
+    "FTHSDP_FTAR_STREAMS",
+    "FTHSDP_FTAR_WINDOW",
+    "FTHSDP_FTAR_WIRE_DTYPE",
+    "FTHSDP_KEEPALIVE_INTERVAL",
+    "FTHSDP_SILENCE_TIMEOUT",
+    "FTHSDP_CONNECT_TIMEOUT",
+)
+"""Set by the user, for the transport between replicas."""
 
 
 class Role(StrEnum):
@@ -257,13 +268,13 @@ NAME_RULE = (
 )
 _RESTART_RULE = "template.spec.restartPolicy has to be Never or left out: fthsdp restarts whole replicas by itself"
 _ENV_RULE = (
-    "env names that start with FTHSDP_ or PET_, MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE are set by fthsdp itself:"
-    " remove them from the template"
+    "env names that start with FTHSDP_ or PET_ (other than those of the transport), MASTER_ADDR, MASTER_PORT, RANK and"
+    " WORLD_SIZE are set by fthsdp itself: remove them from the template"
 )
 _NAME_PATTERN = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 
 _RESERVED_CEL = (
-    "!self.name.startsWith('FTHSDP_') && !self.name.startsWith('PET_')"
+    f"(self.name in {list(TRANSPORT_ENV)} || !self.name.startsWith('FTHSDP_')) && !self.name.startsWith('PET_')"
     " && !(self.name in ['MASTER_ADDR', 'MASTER_PORT', 'RANK', 'WORLD_SIZE'])"
 )
 _ANYTHING: dict[str, Any] = {"x-kubernetes-preserve-unknown-fields": True}
@@ -748,7 +759,8 @@ def _text_complaint(value: object, where: str) -> Iterator[str]:
 
 
 def _reserved(name: str) -> bool:
-    return name.startswith((RESERVED_ENV_PREFIX, "PET_")) or name in RESERVED_ENV
+    reserved = name.startswith((RESERVED_ENV_PREFIX, "PET_")) or name in RESERVED_ENV
+    return reserved and name not in TRANSPORT_ENV
 
 
 def _sentence(error: ValidationError) -> str:

@@ -111,16 +111,6 @@ def number_used_twice(patch: Patch) -> None:
     patch.setattr(Ledger, "number", property(lambda ledger: ledger.current.number))
 
 
-def go_without_connections(patch: Patch) -> None:
-    """A planned epoch may begin before everybody has its rings."""
-
-    def say_go(self: coordinator.Membership, proposal: Any, states: Any) -> bool:
-        proposal.go = proposal.may_have_begun = True
-        return True
-
-    patch.setattr(coordinator.Membership, "_say_go", say_go)
-
-
 def each_rail_for_itself(patch: Patch) -> None:
     """A rank crosses a boundary by what its own rail heard, and not by what its replica did."""
     original = StepLoop._following
@@ -208,7 +198,6 @@ MUTATIONS: Sequence[Mutation] = (
     shadow_keeps_what_was_undone,
     shadow_keeps_stale_stripes,
     number_used_twice,
-    go_without_connections,
     each_rail_for_itself,
     stripes_before_the_roll_forward,
     the_dead_are_counted_in,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from tests.simulation.clock import Channel, Owner
-from tests.simulation.rings import Work
+from tests.simulation.rings import SILENCE_TIMEOUT, Work
 
 from fthsdp.coordinator.messages import EpochRecord, FromCoordinator, Phase, RankReport, Role
 from fthsdp.data.sampler import SamplerState
@@ -183,6 +183,7 @@ class Rank:
         self.records: dict[int, EpochRecord] = {}
         self._written: dict[int, tuple[int, SamplerState]] = {}
         self.pending: object = None
+        self.frozen_at = 0.0
         self._heard = 0
         self._since = self.clock.now
         self._opening: Work | None = None
@@ -310,6 +311,7 @@ class Rank:
 
     def _fetch(self, request: Fetch) -> None:
         turn = self._turn
+        deadline = self.clock.now + FETCH_TIMEOUT
 
         def failed() -> None:
             if turn == self._turn:
@@ -320,10 +322,12 @@ class Rank:
             if turn != self._turn:
                 return
             source = self.replica.world.rank_at(request.address)
-            if source is None or source.outcome is None or source.outcome.step != request.step:
+            if source is None or (source.outcome is not None and source.outcome.step > request.step):
                 failed()
             elif source.owner.frozen:
                 self.owner.after(FETCH_TIMEOUT, failed)
+            elif source.outcome is None or source.outcome.step < request.step:
+                self.owner.soon(failed if self.clock.now > deadline else arrived)
             else:
                 self.resume(source.outcome)
 
@@ -527,6 +531,8 @@ class Replica:
             self.link.say(self.leader.state)
 
     def _heartbeat(self) -> None:
+        silent = {k.number: self.world.clock.now - k.frozen_at for k in self.ranks[1:] if k.owner.frozen}
+        self.lead(lambda leader: leader.ranks_silent(silent, timeout=SILENCE_TIMEOUT))
         self._say_state()
         self.owner.after(1.0, self._heartbeat)
 
@@ -627,6 +633,7 @@ class Replica:
         for each in self.ranks:
             if rank in (None, each.number) and each.owner.alive:
                 each.owner.frozen = True
+                each.frozen_at = self.world.clock.now
                 each.rings.freeze(each)
 
     def thaw(self) -> None:

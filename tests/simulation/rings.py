@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from tests.simulation.clock import Clock, Owner
 
-__all__ = ["Port", "Rings", "Work"]
+__all__ = ["SILENCE_TIMEOUT", "Port", "Rings", "Work"]
 
 SILENCE_TIMEOUT = 5.0
 """Seconds without a keep-alive after which a neighbour is taken for gone."""

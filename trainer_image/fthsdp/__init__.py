@@ -1,9 +1,9 @@
 """Fault-tolerant HSDP: what runs inside the pods.
 
 A training script needs ``replica_group`` and ``TrainState``; the rest is how they work. ``group`` is the step loop that
-users see, ``steploop`` the protocol behind it, ``member`` the promises of a replica's leader, ``ftar`` the all-reduce
-across replicas, ``catchup`` how a newcomer gets the state, ``data`` who trains which samples, ``coordinator`` who is a
-member. Names are loaded when they are used, so that the coordinator runs without torch.
+users see, ``protocol`` what a replica promises and does behind it, ``ftar`` the all-reduce across replicas, ``catchup``
+how a newcomer gets the state, ``checkpoint`` how it outlives all replicas, ``data`` who trains which samples,
+``coordinator`` who is a member. Names are loaded when they are used, so that the coordinator runs without torch.
 """
 
 from __future__ import annotations

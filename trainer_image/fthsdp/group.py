@@ -284,7 +284,9 @@ class ReplicaGroup:
         data = gather(json.dumps(self._endpoint.address).encode(), self._process_group)
         addresses = tuple(json.loads(address) for address in data)
         if self._shell is not None:
-            self._shell.start(self._client(addresses), timeout=_START_TIMEOUT)
+            self._shell.start(
+                self._client(addresses), timeout=_START_TIMEOUT, silence_timeout=self._settings.silence_timeout
+            )
         else:
             self._reporter = self._follower = Follower(addresses[0], self._key, identity=self.identity, port=self._port)
             self._follower.start()

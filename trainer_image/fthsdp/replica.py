@@ -2,7 +2,7 @@
 
 The leader's control side hears from the coordinator at any moment, also while the training threads compute or wait.
 What it decides has to reach every rank's rings at once (connect, cancel, a go), and what the rings of any rank notice
-has to reach the leader. This module carries both over one connection per rank; ``fthsdp.member`` decides.
+has to reach the leader. This module carries both over one connection per rank; ``protocol.leader`` decides.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from __future__ import annotations
 import logging
 import socket
 import threading
+import time
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol, TypeVar
 
 from fthsdp.coordinator.client import LeaderClient
@@ -27,6 +29,10 @@ __all__ = ["Follower", "LeaderShell", "RankPort", "Reporter"]
 log = logging.getLogger(__name__)
 
 PURPOSE = "replica"
+_ALIVE_INTERVAL = 1.0
+"""Seconds between a rank's signs of life to its leader."""
+_LOOK_INTERVAL = 0.2
+"""Seconds between the leader's looks for ranks that give none."""
 _PROBE_PATIENCE = 2.0
 """Seconds in which a rank has to say where it is: it is asked in a thread that has nothing else to do."""
 _T = TypeVar("_T")
@@ -125,19 +131,39 @@ class LeaderShell:
         self._client: LeaderClient | None = None
         self._links: dict[int, socket.socket] = {}
         self._changed = threading.Condition(threading.RLock())
+        self._heard: dict[int, float] = {}
+        """By rank, when it last said something."""
+        self._closed = threading.Event()
         endpoint.serve(PURPOSE, self._serve_rank, judge=self._judge_rank)
 
-    def start(self, client: LeaderClient, *, timeout: float) -> None:
-        """Wait until all other ranks are linked, then say hello to the coordinator; raises ConnectionLost."""
+    def start(self, client: LeaderClient, *, timeout: float, silence_timeout: float) -> None:
+        """Wait until all other ranks are linked, then say hello to the coordinator; raises ConnectionLost.
+
+        A rank that says nothing for ``silence_timeout`` seconds is frozen when it is waited for.
+        """
         with self._changed:
             if not self._changed.wait_for(lambda: len(self._links) == self._leader.world_size - 1, timeout):
                 missing = sorted(set(range(1, self._leader.world_size)) - set(self._links))
                 raise ConnectionLost(f"ranks {missing} of this replica did not link up within {timeout:.0f} s")
             self._client = client
         client.start()
+        threading.Thread(target=self._watch, args=(silence_timeout,), name="fthsdp-watch", daemon=True).start()
+
+    def _watch(self, silence_timeout: float) -> None:
+        """Look for ranks that stand still. Time in which this process stood still itself is no evidence."""
+        looked = time.monotonic()
+        while not self._closed.wait(_LOOK_INTERVAL):
+            now = time.monotonic()
+            gap, looked = now - looked, now
+            with self._changed:
+                if gap > silence_timeout / 2:
+                    self._heard = {rank: heard + gap for rank, heard in self._heard.items()}
+                silent = {rank: now - heard for rank, heard in self._heard.items()}
+            self.run(partial(Leader.ranks_silent, seconds=silent, timeout=silence_timeout))
 
     def close(self) -> None:
         """Close all connections."""
+        self._closed.set()
         if self._client is not None:
             self._client.close()
         with self._changed:
@@ -230,6 +256,7 @@ class LeaderShell:
         rank = int(hello["rank"])
         with self._changed:
             self._links[rank] = sock
+            self._heard[rank] = time.monotonic()
             self._changed.notify_all()
         try:
             while True:
@@ -240,7 +267,11 @@ class LeaderShell:
             sock.close()
 
     def _take_notice(self, rank: int, frame: Json) -> None:
+        with self._changed:
+            self._heard[rank] = time.monotonic()
         match frame:
+            case {"alive": True}:
+                """That is all."""
             case {"connected": int(epoch)}:
                 self.run(lambda leader: leader.ring_connected(rank, epoch))
             case {"broken": int(epoch), "suspect": int() | None as suspect, "reason": str(reason)}:
@@ -262,16 +293,23 @@ class Follower:
     def __init__(self, address: str, key: bytes, *, identity: Identity, port: RankPort) -> None:
         self._port = port
         self._lock = threading.Lock()
+        self._closed = threading.Event()
         details: Json = {"replica": identity.replica, "rank": identity.rank}
         self._sock = open_blocking(address, key, job=identity.job, purpose=PURPOSE, details=details, timeout=30.0)
         self._thread = threading.Thread(target=self._listen, name="fthsdp-follower", daemon=True)
 
     def start(self) -> None:
-        """Begin to carry out the leader's commands."""
+        """Begin to carry out the leader's commands, and to give signs of life."""
         self._thread.start()
+        threading.Thread(target=self._live, name="fthsdp-alive", daemon=True).start()
+
+    def _live(self) -> None:
+        while not self._closed.wait(_ALIVE_INTERVAL):
+            self._send({"alive": True})
 
     def close(self) -> None:
-        """Close the connection and end the thread."""
+        """Close the connection and end the threads."""
+        self._closed.set()
         with self._lock:
             try:
                 self._sock.shutdown(socket.SHUT_RDWR)
@@ -298,6 +336,7 @@ class Follower:
                 send_frame(self._sock, frame)
             except ConnectionLost as error:
                 # Without its leader this replica is lost; the next vote inside the replica fails and says so.
+                self._closed.set()
                 log.warning("the leader of this replica is gone: %s", error)
 
     def _listen(self) -> None:

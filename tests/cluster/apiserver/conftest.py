@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator
 
 import pytest
@@ -20,6 +21,7 @@ def apiserver(programs: None, tmp_path_factory: pytest.TempPathFactory) -> Itera
 @pytest.fixture
 def namespace(apiserver: ApiServer, request: pytest.FixtureRequest) -> str:
     """Return a namespace of this test's own."""
-    name: str = request.node.name.split("[")[0].replace("_", "-")[:60].rstrip("-")
+    words = request.node.name.split("[")[0].replace("_", "-")[:50].rstrip("-")
+    name = f"{words}-{zlib.crc32(request.node.name.encode()):08x}"
     apiserver.kubectl("create", "namespace", name)
     return name

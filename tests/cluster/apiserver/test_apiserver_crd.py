@@ -11,7 +11,7 @@ import pytest
 from tests.cluster.apiserver.server import ApiServer
 
 from fthsdp.errors import ConfigError
-from fthsdp_operator.api import API_VERSION, KIND, parse_job
+from fthsdp_operator.api import API_VERSION, KIND, TRANSPORT_ENV, parse_job
 
 pytestmark = pytest.mark.cluster
 
@@ -84,6 +84,12 @@ def test_it_refuses_what_a_local_run_refuses(apiserver: ApiServer, job: Manifest
     with pytest.raises(ConfigError) as refused:
         parse_job(job)
     assert words in str(refused.value)
+
+
+def test_a_template_may_set_the_transport_and_nothing_else_of_ours(apiserver: ApiServer) -> None:
+    job = container(env=[{"name": name, "value": "4"} for name in TRANSPORT_ENV])
+    apiserver.kubectl("create", "--dry-run=server", "-f", "-", stdin=json.dumps(job))
+    assert parse_job(job).name == job["metadata"]["name"]
 
 
 def test_a_job_comes_back_with_its_defaults(apiserver: ApiServer) -> None:

@@ -27,18 +27,24 @@ class WithAnOddReplica(Job):
 
 
 class WithAnEarlyEnd(WithAnOddReplica):
-    """Replica 1 thinks that the run is shorter."""
+    """Replica 1 thinks that the run is shorter, so that its learning rates are others from the second step on."""
 
     odd = ("--steps", "3")
 
 
-@pytest.mark.parametrize(("kind", "step"), [(WithAnOddReplica, 1), (WithAnEarlyEnd, 4)])
-def test_a_replica_with_another_batch_size_or_last_step_ends_with_a_sentence_and_the_others_finish(
-    tmp_path: Path, kind: type[Job], step: int
+@pytest.mark.parametrize(
+    ("kind", "code", "sentence"),
+    [
+        (WithAnOddReplica, 2, "or until is not that of the other replicas at step 1"),
+        (WithAnEarlyEnd, 75, "the state after step 2 is not that of the other replicas"),
+    ],
+)
+def test_a_replica_with_other_arguments_ends_with_a_sentence_and_the_others_finish(
+    tmp_path: Path, kind: type[Job], code: int, sentence: str
 ) -> None:
     with running(kind(tmp_path, ranks=1, arguments=ARGUMENTS)) as job:
-        assert job.exit_code(1) == 2
-        assert f"or until is not that of the other replicas at step {step}" in job.log("r1-a0-0")
+        assert job.exit_code(1) == code
+        assert sentence in job.log("r1-a0-0")
         report = job.finish()
         assert_sound(report, steps=6)
         assert [f["replica"] for f in report["failures"]] == [1]

@@ -343,7 +343,8 @@ class Memberships(RuleBasedStateMachine):
         leader = self.moving(replica)
         if leader is None or leader.record is None or leader.state.step is not None or not leader.state.base:
             return
-        steps = [o.state.step for o in self.leaders.values() if o.state.epoch == leader.state.epoch and o.state.serves]
+        donors = [self.leaders[r] for r in leader.record.active]
+        steps = [o.state.step for o in donors if o.state.epoch == leader.state.epoch]
         present = [step for step in steps if step is not None]
         if present and leader.state.fence < leader.state.epoch:
             leader.change(step=min(present))

@@ -9,13 +9,20 @@ from fthsdp.protocol.header import Flag, Header, Opening, misfits, odd_ones
 
 
 def header(replica: int, digest: int, flags: Flag = Flag.FULL) -> Header:
-    return Header(replica=replica, flags=flags, step=3, heard=0, samples=4, loss_sum=1.0, digest=digest)
+    return Header(replica=replica, flags=flags, step=3, heard=0, samples=4, batch_size=8, loss_sum=1.0, digest=digest)
 
 
 @given(digest=st.integers(0, 2**64 - 1), step=st.integers(0, 2**62), loss=st.floats(allow_nan=False))
 def test_a_header_survives_the_wire(digest: int, step: int, loss: float) -> None:
     sent = Header(
-        replica=2, flags=Flag.FULL | Flag.CLOSING, step=step, heard=9, samples=8, loss_sum=loss, digest=digest
+        replica=2,
+        flags=Flag.FULL | Flag.CLOSING,
+        step=step,
+        heard=9,
+        samples=8,
+        batch_size=16,
+        loss_sum=loss,
+        digest=digest,
     )
     assert Header.unpack(sent.pack()) == sent
 
@@ -44,11 +51,15 @@ def test_without_a_majority_the_lowest_replica_is_right() -> None:
     assert odd_ones([header(2, 6), header(1, 5), header(0, 4)]) == {1, 2}
 
 
-def contribution(replica: int, samples: int, flags: Flag = Flag.CONTRIBUTES) -> Header:
-    return Header(replica=replica, flags=flags, step=3, heard=0, samples=samples, loss_sum=1.0, digest=0)
+def contribution(replica: int, batch_size: int, flags: Flag = Flag.CONTRIBUTES) -> Header:
+    """Under the constant-batch policy the samples differ by nature."""
+    samples = replica
+    return Header(
+        replica=replica, flags=flags, step=3, heard=0, samples=samples, batch_size=batch_size, loss_sum=1.0, digest=0
+    )
 
 
-def test_a_contributor_of_another_number_of_samples_does_not_fit() -> None:
+def test_a_contributor_with_another_batch_size_does_not_fit() -> None:
     assert misfits([contribution(0, 4), contribution(1, 2), contribution(2, 4)]) == {1}
     assert misfits([contribution(1, 2), contribution(0, 4)]) == {1}
 

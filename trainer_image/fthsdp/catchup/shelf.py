@@ -116,9 +116,14 @@ class Shelf:
 
     def _serve_outcome(self, sock: socket.socket, step: int) -> None:
         with self._changed:
+            # A replica has a step as soon as its leader says so, and another of its ranks may be a moment behind.
+            while self._outcome is None or self._outcome.step < step:
+                if self._closed:
+                    raise NotReady(f"the outcome of step {step} will not come: this rank ends")
+                self._wait_for_change(sock)
             outcome = self._outcome
-        if outcome is None or outcome.step != step:
-            raise NotReady(f"the outcome of step {step} is not here, but that of {outcome.step if outcome else None}")
+        if outcome.step != step:
+            raise NotReady(f"the outcome of step {step} is not here any more, but that of {outcome.step}")
         send_frame(
             sock,
             {
@@ -167,6 +172,7 @@ class Fetcher:
         """Fetch the outcome of a step whose buckets have these sizes; raises ConnectionLost, NotReady, WireError."""
         details: Json = {"what": "outcome", "step": step}
         with self._open(address, details) as sock:
+            sock.settimeout(_SILENCE_TIMEOUT)
             head = self._head(sock)
             if head.get("sizes") != list(sizes):
                 raise WireError(f"{address} has buckets of {head.get('sizes')!r} elements, this rank of {list(sizes)}")

@@ -72,6 +72,7 @@ class FtarSettings:
             )
         if self.wire_dtype not in list(WireDtype):
             raise ConfigError(f"wire_dtype is {self.wire_dtype!r}: it has to be one of {', '.join(WireDtype)}")
+        object.__setattr__(self, "wire_dtype", WireDtype(self.wire_dtype))
         for name in ("keepalive_interval", "silence_timeout", "connect_timeout"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ConfigError(f"{name} is {getattr(self, name)}: it has to be a positive number of seconds")

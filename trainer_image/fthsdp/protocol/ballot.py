@@ -28,9 +28,9 @@ class Ballot:
     odd: float = 0.0
     """1 when this rank's state is not like that of the other replicas."""
     misfit: float = 0.0
-    """1 when this rank's number of samples or last step is not that of the other replicas."""
+    """1 when this rank's batch size or last step is not that of the other replicas."""
     disputed: float = 0.0
-    """1 when any member's state, number of samples or last step on this rail is not like the others'."""
+    """1 when any member's state, batch size or last step on this rail is not like the others'."""
     closing: float = 0.0
     """1 when the headers say that the last step is final now."""
     loaded: float = 0.0

@@ -17,7 +17,7 @@ from fthsdp.errors import WireError
 
 __all__ = ["Flag", "Header", "Opening", "misfits", "odd_ones"]
 
-_HEADER = struct.Struct("!IIqqqdQ")
+_HEADER = struct.Struct("!IIqqqqdQ")
 _OPENING = struct.Struct("!Iqq")
 
 
@@ -39,11 +39,13 @@ class Header:
     replica: int
     flags: Flag
     step: int
-    """The step that this header belongs to; 0 from a shadow, which learns it from the others."""
+    """The step that this header belongs to."""
     heard: int
     """Newest epoch number that this member has a go for."""
     samples: int
     """That this rank contributes."""
+    batch_size: int
+    """Of one replica in one step when all are there, as this member's script has it."""
     loss_sum: float
     """Over those samples."""
     digest: int
@@ -51,13 +53,14 @@ class Header:
 
     def pack(self) -> bytes:
         """Return the fixed-size form."""
-        return _HEADER.pack(self.replica, self.flags, self.step, self.heard, self.samples, self.loss_sum, self.digest)
+        numbers = (self.replica, self.flags, self.step, self.heard, self.samples, self.batch_size)
+        return _HEADER.pack(*numbers, self.loss_sum, self.digest)
 
     @classmethod
     def unpack(cls, data: bytes) -> Header:
         """Read the fixed-size form; raises WireError."""
         try:
-            replica, flags, step, heard, samples, loss_sum, digest = _HEADER.unpack(data)
+            replica, flags, step, heard, samples, batch_size, loss_sum, digest = _HEADER.unpack(data)
         except struct.error as error:
             raise WireError(f"a header of {len(data)} bytes is not one of {_HEADER.size}") from error
         return cls(
@@ -66,6 +69,7 @@ class Header:
             step=step,
             heard=heard,
             samples=samples,
+            batch_size=batch_size,
             loss_sum=loss_sum,
             digest=digest,
         )
@@ -100,13 +104,13 @@ def odd_ones(headers: Sequence[Header]) -> frozenset[int]:
 
 
 def misfits(headers: Sequence[Header]) -> frozenset[int]:
-    """Return who contributes another number of samples than most do, or ends the run when they do not, or vice versa.
+    """Return who has another batch size than most have, or ends the run when they do not, or vice versa.
 
-    Their scripts have another batch size or another last step. Everybody deals everybody's samples by its own batch
-    size, so the step would train some twice and others never; and the first to end would end the run for all.
+    Everybody deals everybody's samples by its own batch size, so the step would train some twice and others never; and
+    the first to end would end the run for all.
     """
-    samples = {h.replica: h.samples for h in headers if Flag.CONTRIBUTES in h.flags}
-    return _minority(samples | {h.replica: -1 for h in headers if Flag.CLOSING in h.flags})
+    sizes = {h.replica: h.batch_size for h in headers if Flag.CONTRIBUTES in h.flags}
+    return _minority(sizes | {h.replica: -1 for h in headers if Flag.CLOSING in h.flags})
 
 
 def _minority(values: Mapping[int, int]) -> frozenset[int]:

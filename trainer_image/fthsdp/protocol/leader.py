@@ -13,6 +13,7 @@ to promise, and is taken out for its silence.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fthsdp.coordinator.messages import (
@@ -67,6 +68,8 @@ class Cancel:
     up_to: int
 
 
+_PATIENCE = 3
+"""Silence timeouts after which a rank is frozen although nobody waits for it: a long import can hold up all threads."""
 _WAITS = (Phase.COLLECTIVE, Phase.VOTE, Phase.WAITING)
 _STACKS = 4
 """Stacks that go to the coordinator: of thousands of ranks, the first that do not wait tell enough."""
@@ -96,6 +99,8 @@ class Leader:
         self._cancelled_by = dict.fromkeys(range(world_size), 0)
         self._owing: set[int] = set()
         """Ranks that have not yet cancelled what the newest fence asks for."""
+        self._broken_ahead: dict[int, tuple[int | None, str]] = {}
+        """Breaks of epochs that the ranks entered before the leader did, by epoch."""
         self._asking = 0
         self._reports: dict[int, RankReport] = {}
 
@@ -167,6 +172,7 @@ class Leader:
         if epoch <= self._cancelled or epoch < current:
             return []
         if broken and epoch != current and (broken == current or epoch < broken):
+            self._broken_ahead.setdefault(epoch, (suspect, reason))
             return []
         known = self.state.suspects if epoch == self.state.broken else ()
         suspects = known if suspect is None or suspect in known else (*known, suspect)
@@ -192,6 +198,16 @@ class Leader:
         """Who has not said by now where it is does not say it."""
         return self._answer_probe() if probe == self._asking > self.state.probe else []
 
+    def ranks_silent(self, seconds: Mapping[int, float], *, timeout: float) -> list[Effect]:
+        """Ranks have given no sign of life for so long: end this replica when one of them stands still.
+
+        One that owes the answer to a fence is accused by its ring's neighbours as well; else there is more patience.
+        """
+        for rank, silent in seconds.items():
+            if silent >= timeout * (1 if rank in self._owing else _PATIENCE) and not self.state.failed:
+                return self._change(failed=f"Frozen: rank {rank} gave no sign of life for {silent:.1f} s")
+        return []
+
     def asks_to_leave(self, reason: str) -> list[Effect]:
         """A rank was told to stop."""
         return [] if self.state.leaving else self._change(leaving=reason)
@@ -215,6 +231,7 @@ class Leader:
         turns_full = self.state.step is None and "step" in changes
         if changes:
             self.state = self.state.model_copy(update=changes)
+        self._catch_up_on_breaks()
         if self.state.ranks:
             self.state = self.state.model_copy(update={"ranks": ()})  # a step has ended: nobody hangs
         news = turns_full or changes.keys() & {"epoch", "finished"}
@@ -223,7 +240,9 @@ class Leader:
     def enters(self, epoch: int, **changes: object) -> list[Effect]:
         """All ranks have entered this epoch as its outcome says."""
         self._entered(epoch)
-        return self._change(epoch=epoch, **changes)
+        effects = self._change(epoch=epoch, **changes)
+        self._catch_up_on_breaks()
+        return effects
 
     def starts_from(self, origin: str, checkpoint: int) -> list[Effect]:
         """A newcomer could start a run from this state: of a checkpoint, or its initial weights (step 0)."""
@@ -268,6 +287,13 @@ class Leader:
         self.announced = {n: r for n, r in self.announced.items() if n > epoch}
         if self.install is not None and self.install.number <= epoch:
             self.install = None
+
+    def _catch_up_on_breaks(self) -> None:
+        """The leader is the last of its ranks to enter an epoch, and one of them may have seen it break already."""
+        found = self._broken_ahead.pop(self.state.epoch, None)
+        if found is not None:
+            self.ring_broken(self.state.epoch, *found)
+        self._broken_ahead = {n: broken for n, broken in self._broken_ahead.items() if n > self.state.epoch}
 
     def _answer_fence(self) -> list[Effect]:
         if self._voting or self.state.fence >= self._asked or self._owing:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -509,6 +508,7 @@ class StepLoop:
             step=self.step + 1,
             heard=self._body.heard,
             samples=samples,
+            batch_size=self._place.batch_size,
             loss_sum=loss_sum,
             digest=self._body.digest() if self.full else 0,
         )
@@ -520,7 +520,7 @@ class StepLoop:
         if reduced is None:
             return Ballot(loaded=loaded, current=current, downloaded=downloaded)
         headers = [Header.unpack(data) for data in reduced.headers]
-        odd, misfit = odd_ones(headers), self._misfits(headers)
+        odd, misfit = odd_ones(headers), misfits(headers)
         mine = next((h.digest for h in headers if h.replica == self._me), 0)
         return Ballot(
             done=1.0,
@@ -537,12 +537,6 @@ class StepLoop:
             downloaded=downloaded,
             digest=float(mine & _DIGEST_BITS),
         )
-
-    def _misfits(self, headers: Sequence[Header]) -> frozenset[int]:
-        """Under the constant-batch policy the shares of a step differ by nature; else they must not."""
-        if self._place.policies.batch is BatchPolicy.CONSTANT:
-            headers = [replace(header, samples=0) for header in headers]
-        return misfits(headers)
 
     def _copy_owed_stripes(self) -> None:
         """As a donor, copy a stripe for every shadow that needs one, at the boundary where the epoch begins for all."""
