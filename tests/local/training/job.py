@@ -171,8 +171,15 @@ class Job:
 
     def steps(self) -> list[dict[str, Any]]:
         """Return the step records so far."""
+        return self._lines("steps.jsonl")
+
+    def taken_out(self) -> set[tuple[int, int]]:
+        """Return who was taken out so far, by replica and attempt."""
+        return {(e["replica"], e["attempt"]) for e in self._lines("events.jsonl") if e["kind"] == "removed"}
+
+    def _lines(self, name: str) -> list[dict[str, Any]]:
         try:
-            lines = (self.record / "steps.jsonl").read_text().splitlines()
+            lines = (self.record / name).read_text().splitlines()
         except FileNotFoundError:
             return []
         records = []
