@@ -30,6 +30,13 @@ def answer(*phases: Phase, began: tuple[int, ...] = (0, 1, 2), probe: int = 1, *
     return MemberState(epoch=4, step=6, serves=True, begun=begun, probe=probe, ranks=ranks(*phases, **where))  # type: ignore[arg-type]
 
 
+def in_a_collective(state: MemberState, *, rank: int) -> MemberState:
+    """Let this rank wait for the others of its replica, in the middle of its forward."""
+    stack = '  File "/lib/torch/distributed/distributed_c10d.py", line 3, in all_gather\n    work.wait()\n'
+    ranks = tuple(r.model_copy(update={"stack": stack}) if r.rank == rank else r for r in state.ranks)
+    return state.model_copy(update={"ranks": ranks})
+
+
 def judge(
     states: dict[int, MemberState], *, shadows: tuple[int, ...] = (), planned: bool = False, newcomer: int | None = None
 ) -> Diagnosis:
@@ -61,6 +68,12 @@ JOINED = answer(COLLECTIVE, COLLECTIVE)
             "replica 1 rank 0 (and 1 more of its ranks) never joined the collective of step 7: it has been in the body"
             ' for 290 s, at File "/job/data.py", line 33, in load / read(socket)',
             id="all its ranks",
+        ),
+        pytest.param(
+            in_a_collective(answer(BODY, BODY), rank=0),
+            "replica 1 rank 1 (and 1 more of its ranks) never joined the collective of step 7: it has been in the body"
+            ' for 290 s, at File "/job/data.py", line 33, in load / read(socket)',
+            id="a rank in the body for which another one waits in the body",
         ),
         pytest.param(
             answer(UPDATE, VOTE, step=6),

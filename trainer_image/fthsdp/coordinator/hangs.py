@@ -21,12 +21,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fthsdp.coordinator.messages import EpochRecord, Member, MemberState, Phase, RankReport
+from fthsdp.coordinator.stacks import place, waits_for_others
 
 __all__ = ["Diagnosis", "HangWatch", "diagnose"]
 
 _JOINED = (Phase.COLLECTIVE, Phase.VOTE, Phase.WAITING)
-_STACK_LINES = 2
-"""Lines from the end of a stack that go into a reason: the place, and what is written there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +66,8 @@ def diagnose(
         behind = [rank for rank in ranks if told and rank.phase in _JOINED and _is_behind(rank, record, reports)]
         for guilty, words in ((absent, _absent), (behind, _behind)):
             if guilty and replica not in hung:
+                # In a forward that hangs in one rank the others wait for it, in the body as well.
+                guilty.sort(key=lambda rank: waits_for_others(rank.stack))
                 hung[replica] = _evidence(replica, guilty, words(guilty[0]))
     step = min((rank.step for ranks in reports.values() for rank in ranks), default=0)
     lagging = [rank for ranks in reports.values() for rank in ranks if rank.step == step]
@@ -126,8 +127,8 @@ def _behind(rank: RankReport) -> str:
 
 def _evidence(replica: int, guilty: list[RankReport], words: str) -> str:
     more = f" (and {len(guilty) - 1} more of its ranks)" if len(guilty) > 1 else ""
-    lines = [line.strip() for line in guilty[0].stack.splitlines() if line.strip()][-_STACK_LINES:]
-    stack = f", at {' / '.join(lines)}" if lines else ""
+    where = place(guilty[0].stack)
+    stack = f", at {where}" if where else ""
     return f"replica {replica} rank {guilty[0].rank}{more} {words}{stack}"
 
 

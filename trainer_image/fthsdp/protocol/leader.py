@@ -31,6 +31,7 @@ from fthsdp.coordinator.messages import (
     RankReport,
     RefusedMember,
 )
+from fthsdp.coordinator.stacks import waits_for_others
 
 __all__ = ["AskRanks", "Cancel", "Connect", "Effect", "Heard", "Leader", "TellCoordinator"]
 
@@ -178,7 +179,8 @@ class Leader:
         suspects = known if suspect is None or suspect in known else (*known, suspect)
         if epoch == self.state.broken and suspects == known:
             return []
-        return self._change(broken=epoch, suspects=suspects, reason=reason)
+        reasons = f"{self.state.reason}; {reason}" if known else reason
+        return self._change(broken=epoch, suspects=suspects, reason=reasons)
 
     def rings_cancelled(self, rank: int, up_to: int) -> list[Effect]:
         """A rank has cancelled its rings of all epochs up to this one."""
@@ -275,12 +277,10 @@ class Leader:
         return [AskRanks(number)]
 
     def _answer_probe(self) -> list[Effect]:
-        ranks = []
-        stacks = 0
-        for _, report in sorted(self._reports.items()):
-            tells = bool(report.stack) and report.phase not in _WAITS and stacks < _STACKS
-            stacks += tells
-            ranks.append(report if tells else report.model_copy(update={"stack": ""}))
+        stacks = [r for _, r in sorted(self._reports.items()) if r.stack and r.phase not in _WAITS]
+        stacks.sort(key=lambda report: waits_for_others(report.stack))
+        tell = {report.rank for report in stacks[:_STACKS]}
+        ranks = [r if r.rank in tell else r.model_copy(update={"stack": ""}) for _, r in sorted(self._reports.items())]
         return self._change(probe=self._asking, ranks=tuple(ranks))
 
     def _entered(self, epoch: int) -> None:
