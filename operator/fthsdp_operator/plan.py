@@ -287,9 +287,11 @@ def _progress(job: Job, observed: Observed, entry: ReplicaStatus) -> ReplicaStat
         return ReplicaState.CATCHING_UP if before in _READY else ReplicaState.STARTING
     if member.role is messages.Role.ACTIVE:
         return ReplicaState.ACTIVE
-    # A shadow that has the state trains from the next boundary on, unless enough others do.
-    ready = member.role is messages.Role.SHADOW and member.step is not None and _all_train(job, observed.coordinator)
-    return ReplicaState.SPARE if ready else ReplicaState.CATCHING_UP
+    # A shadow that has the state trains from the next boundary on, unless enough others do. Who is a spare stays one
+    # while the coordinator decides about somebody who is missing: it trains from that decision on.
+    ready = member.role is messages.Role.SHADOW and member.step is not None
+    spare = ready and (before is ReplicaState.SPARE or _all_train(job, observed.coordinator))
+    return ReplicaState.SPARE if spare else ReplicaState.CATCHING_UP
 
 
 def _all_train(job: Job, coordinator: messages.Status) -> bool:

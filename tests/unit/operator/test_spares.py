@@ -90,6 +90,20 @@ def test_no_capacity_is_lost_in_the_eyes_of_people_while_the_coordinator_decides
     asyncio.run(story())
 
 
+def test_a_spare_stays_one_between_the_loss_of_a_replica_and_the_decision_that_takes_the_spare_in() -> None:
+    async def story() -> None:
+        world = await trained(minReplicas=3)
+        assert world.coordinator is not None
+        left = tuple(it for it in world.coordinator.replicas if it.replica != 1)
+        world.coordinator = world.coordinator.model_copy(update={"replicas": left})
+        await world.look()
+        assert states(world)[3] is ReplicaState.SPARE
+        assert (world.job.status.state, world.job.status.ready) == (JobState.RUNNING, "3/3")
+        assert "Paused" not in [event.reason for event in world.events]
+
+    asyncio.run(story())
+
+
 def test_a_ready_shadow_is_no_spare_while_too_few_train() -> None:
     async def story() -> None:
         world = await trained()
