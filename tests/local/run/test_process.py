@@ -49,9 +49,14 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(limited())
 
 
-def state_of(pid: int) -> str:
-    """Return the letter that Linux has for what a process does: T when it is stopped."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+def stopped(pid: int) -> bool:
+    """Wait until Linux has stopped a process."""
+    end = time.monotonic() + DEADLINE
+    while time.monotonic() < end:
+        if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T":
+            return True
+        time.sleep(0.01)
+    return False
 
 
 def gone(pid: int) -> bool:
@@ -111,8 +116,7 @@ def test_a_frozen_pod_can_be_killed(tmp_path: Path) -> None:
         pod = await Watched.start(tmp_path / "log", "sleep", "60")
         pid = await pod.started
         pod.process.signal(signal.SIGSTOP)
-        while state_of(pid) != "T":
-            await asyncio.sleep(0.01)
+        assert await asyncio.to_thread(stopped, pid)
         pod.process.signal(signal.SIGTERM)
         pod.process.signal(signal.SIGKILL)
         assert (await pod.exited)[0] == 137
