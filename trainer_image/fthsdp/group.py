@@ -54,7 +54,7 @@ from fthsdp.ranges import Range
 from fthsdp.rank import Parts, Rank
 from fthsdp.replica import Follower, LeaderShell, RankPort, Reporter
 from fthsdp.state import TrainState
-from fthsdp.vote import gather
+from fthsdp.vote import FOR_EVER, gather
 
 __all__ = ["ReplicaGroup", "Step", "replica_group"]
 
@@ -62,8 +62,6 @@ log = logging.getLogger(__name__)
 
 _START_TIMEOUT = 300.0
 """Seconds that the ranks of a replica wait for each other at the start: scheduling and image pulls take minutes."""
-_FOR_EVER = timedelta(days=365)
-"""torch's timeout of the replica's process group. A pause below minReplicas may last for hours and is no fault."""
 _LEAVE_TIMEOUT = 20.0
 """Seconds between a SIGTERM and giving up on an orderly leave; below Kubernetes' default grace period of 30."""
 _CHECKPOINT_TIMEOUT = 60.0
@@ -391,7 +389,7 @@ def _join_replica(identity: Identity) -> dist.ProcessGroup:
             "env://", rank=identity.rank, world_size=identity.world_size, timeout=timedelta(seconds=_START_TIMEOUT)
         )
     )
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=_FOR_EVER)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=FOR_EVER)
     group = dist.group.WORLD
     assert group is not None
     return group

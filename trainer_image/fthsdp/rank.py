@@ -18,7 +18,7 @@ from fthsdp.catchup.download import Download, Downloaded
 from fthsdp.catchup.shelf import Fetcher, Shelf, Stripe
 from fthsdp.catchup.snapshot import copy_stripe
 from fthsdp.checkpoint import Checkpoints
-from fthsdp.coordinator.messages import EpochRecord, Phase, RankReport
+from fthsdp.coordinator.messages import LONGEST_STACK, EpochRecord, Phase, RankReport
 from fthsdp.data.sampler import SamplerState
 from fthsdp.environment import Identity
 from fthsdp.errors import NotReady, ReplicaLost, RingBroken, WireError
@@ -55,7 +55,6 @@ _PHASES: Mapping[type, Phase] = {
     AwaitVote: Phase.VOTE,
     LoadCheckpoint: Phase.UPDATE,
 }
-_STACK_BYTES = 4000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +85,7 @@ class Rank:
         self._opening: Work[list[bytes]] | None = None
         self._thread = threading.get_ident()
         self._loop: StepLoop | None = None
-        self._phase = (Phase.BODY, time.monotonic())
+        self._goes_to(Phase.BODY)
         parts.port.whereabouts = self._whereabouts
 
     # --- requests: here the training thread waits
@@ -99,17 +98,20 @@ class Rank:
                 request = steps.send(answer)
             except StopIteration as end:
                 value: _T = end.value
-                self._phase = (Phase.BODY, time.monotonic())
+                self._goes_to(Phase.BODY)
                 return value
-            self._phase = (_PHASES.get(type(request), Phase.WAITING), time.monotonic())
+            self._goes_to(_PHASES.get(type(request), Phase.WAITING))
             answer = self._answer(request)
-            self._phase = (Phase.UPDATE, time.monotonic())
+            self._goes_to(Phase.UPDATE)
+
+    def _goes_to(self, phase: Phase) -> None:
+        self._phase = (phase, time.monotonic())
 
     def _whereabouts(self) -> RankReport:
         """Say where the training thread is (from another thread)."""
         phase, since = self._phase
         frame = sys._current_frames().get(self._thread)
-        stack = "".join(traceback.format_stack(frame))[-_STACK_BYTES:] if frame is not None else ""
+        stack = "".join(traceback.format_stack(frame))[-LONGEST_STACK:] if frame is not None else ""
         return RankReport(
             rank=self._parts.identity.rank,
             epoch=self._loop.epoch if self._loop else 0,

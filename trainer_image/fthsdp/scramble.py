@@ -1,6 +1,9 @@
-"""A number made of another one as if at random, the same everywhere."""
+"""Numbers made of others as if at random, the same everywhere."""
 
-__all__ = ["GAMMA", "MASK", "scramble"]
+import hashlib
+from collections.abc import Iterable
+
+__all__ = ["GAMMA", "MASK", "fingerprint", "scramble"]
 
 MASK = (1 << 64) - 1
 GAMMA = 0x9E3779B97F4A7C15
@@ -13,3 +16,8 @@ def scramble(value: int) -> int:
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & MASK
     return value ^ (value >> 31)
+
+
+def fingerprint(numbers: Iterable[int]) -> str:
+    """Return 16 hex digits that stand for these numbers in this order: the digests of all ranks as one."""
+    return hashlib.sha256(",".join(map(str, numbers)).encode()).hexdigest()[:16]

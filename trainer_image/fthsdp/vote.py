@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
 from fthsdp.protocol.ballot import Ballot, Tally
 
-__all__ = ["gather", "share", "vote"]
+__all__ = ["FOR_EVER", "gather", "share", "vote"]
 
+FOR_EVER = timedelta(days=365)
+"""torch's timeout of a replica's process groups. A pause below minReplicas may last for hours and is no fault."""
 _NAMES = tuple(f.name for f in fields(Ballot))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fthsdp import group
+from fthsdp import group, vote
 from fthsdp.catchup import shelf
 from fthsdp.coordinator import server
 from fthsdp.coordinator.client import LeaderClient
@@ -33,7 +33,7 @@ def in_the_code() -> dict[str, float]:
         "fetch_silence_timeout": shelf._SILENCE_TIMEOUT,
         "leave_timeout": group._LEAVE_TIMEOUT,
         "bye_timeout": group._BYE_TIMEOUT,
-        "group_timeout": group._FOR_EVER.total_seconds(),
+        "group_timeout": vote.FOR_EVER.total_seconds(),
         "termination_grace": kubelet.DEFAULT_GRACE,
         "straggler_grace": plan.STRAGGLER_GRACE,
         "coordinator_linger": plan.COORDINATOR_LINGER,

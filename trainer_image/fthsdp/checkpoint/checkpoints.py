@@ -21,7 +21,6 @@ is strict: a folder that cannot be read, only damaged checkpoints, or one of ano
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import secrets
@@ -29,7 +28,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import timedelta
 from enum import Enum
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -55,15 +53,14 @@ from fthsdp.checkpoint.folder import (
 )
 from fthsdp.checkpoint.shards import Copied, HostCopy, Shards
 from fthsdp.errors import ConfigError
+from fthsdp.scramble import fingerprint
 from fthsdp.state import TrainState
-from fthsdp.vote import gather, share
+from fthsdp.vote import FOR_EVER, gather, share
 
 __all__ = ["Checkpoints", "Loaded"]
 
 log = logging.getLogger(__name__)
 
-_FOR_EVER = timedelta(days=365)
-"""torch's timeout of the writers' process group. A rank may write for any time; one that dies closes its sockets."""
 _Json = dict[str, Any]
 
 
@@ -262,7 +259,7 @@ class Checkpoints:
         meta = {
             **self._who,
             "step": write.step,
-            "digest": _join([report["digest"] for report in reports]),
+            "digest": fingerprint(report["digest"] for report in reports),
             "sampler": write.sampler,
             "ranks": self._ranks,
             "uniform": reports[0]["uniform"],
@@ -395,7 +392,7 @@ class Checkpoints:
 def _writers(process_group: dist.ProcessGroup) -> dist.ProcessGroup:
     """Make another process group of the same ranks, for their writing threads."""
     ranks = dist.get_process_group_ranks(process_group)
-    group = dist.new_group(ranks, backend="gloo", timeout=_FOR_EVER, group_desc="checkpoints")
+    group = dist.new_group(ranks, backend="gloo", timeout=FOR_EVER, group_desc="checkpoints")
     assert isinstance(group, dist.ProcessGroup)
     return group
 
@@ -417,8 +414,3 @@ def _version() -> str:
         return version("fthsdp")
     except PackageNotFoundError:
         return "not installed"
-
-
-def _join(digests: list[int]) -> str:
-    """Put the ranks' digests into one, in hex."""
-    return hashlib.sha256(",".join(map(str, digests)).encode()).hexdigest()[:16]

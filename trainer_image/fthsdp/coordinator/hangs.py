@@ -25,8 +25,6 @@ from fthsdp.coordinator.stacks import place, waits_for_others
 
 __all__ = ["Diagnosis", "HangWatch", "diagnose"]
 
-_JOINED = (Phase.COLLECTIVE, Phase.VOTE, Phase.WAITING)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
@@ -57,13 +55,13 @@ def diagnose(
     """
     reports = {r: _reports(members[r], states[r]) for r in members if states[r].probe >= probe}
     mute = [r for r in members if r not in reports]
-    joined = {r: ranks for r, ranks in reports.items() if all(rank.phase in _JOINED for rank in ranks)}
+    joined = {r: ranks for r, ranks in reports.items() if all(rank.phase.waits for rank in ranks)}
     hung = {r: f"replica {r} does not answer where its ranks are" for r in mute if reports}
     awaited = _awaited_step({r: joined[r] for r in joined if _is_witness(r, states[r], record, joined[r], patience)})
     for replica, ranks in reports.items():
-        absent = [rank for rank in ranks if rank.phase not in _JOINED and awaited is not None and rank.step <= awaited]
+        absent = [rank for rank in ranks if not rank.phase.waits and awaited is not None and rank.step <= awaited]
         told = record.member(replica) is not None
-        behind = [rank for rank in ranks if told and rank.phase in _JOINED and _is_behind(rank, record, reports)]
+        behind = [rank for rank in ranks if told and rank.phase.waits and _is_behind(rank, record, reports)]
         for guilty, words in ((absent, _absent), (behind, _behind)):
             if guilty and replica not in hung:
                 # In a forward that hangs in one rank the others wait for it, in the body as well.
@@ -74,7 +72,7 @@ def diagnose(
     return Diagnosis(
         step=step,
         hung=hung,
-        joined=not (hung or mute) and all(r.phase in _JOINED and r.seconds >= patience for r in lagging),
+        joined=not (hung or mute) and all(r.phase.waits and r.seconds >= patience for r in lagging),
         summary="; ".join(_where(r, reports.get(r, ())) for r in sorted(members)),
     )
 
@@ -114,9 +112,8 @@ def _absent(rank: RankReport) -> str:
         case Phase.BODY:
             return f"never joined the collective of step {rank.step}: it has been in the body for {rank.seconds:.0f} s"
         case Phase.UPDATE:
-            return f"never joined the next collective: it has been in the update of step {rank.step}" + (
-                f" for {rank.seconds:.0f} s"
-            )
+            where = f"in the update of step {rank.step} for {rank.seconds:.0f} s"
+            return f"never joined the next collective: it has been {where}"
         case _:
             return "never joined the collective: it does not answer its leader"
 
@@ -195,25 +192,13 @@ class HangWatch:
             self.rest(now)
             self._marks = marks
         elif self._asked is not None:
-            return self._hear(states, members=members, connected=connected, record=record, now=now)
+            missing = [r for r in members if states[r].probe < self.number]
+            # Who came back in between has to be given its time, too.
+            if all(now - max(self._asked, connected.get(r, now)) >= self.answer_timeout for r in missing):
+                patience = self.stall_timeout / 2
+                self._asked, self._again = None, now + patience
+                return diagnose(states, members=members, record=record, probe=self.number, patience=patience)
         elif now >= max(self._moved + self.stall_timeout, self._again):
             self.number = max(self.number, *(s.probe for s in states.values())) + 1
             self._asked = now
         return None
-
-    def _hear(
-        self,
-        states: Mapping[int, MemberState],
-        *,
-        members: Mapping[int, Member],
-        connected: Mapping[int, float],
-        record: EpochRecord,
-        now: float,
-    ) -> Diagnosis | None:
-        assert self._asked is not None
-        missing = [r for r in members if states[r].probe < self.number]
-        # Who came back in between has to be given its time, too.
-        if any(now - max(self._asked, connected.get(r, now)) < self.answer_timeout for r in missing):
-            return None
-        self._asked, self._again = None, now + self.stall_timeout / 2
-        return diagnose(states, members=members, record=record, probe=self.number, patience=self.stall_timeout / 2)

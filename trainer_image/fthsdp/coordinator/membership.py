@@ -107,9 +107,7 @@ class Membership:
         self._facts.lost = dict(ledger.lost)
         for replica, attempt in ledger.lost.items():
             # Whoever started it may not have heard of it before the coordinator before this one was gone.
-            reason = "it was taken out before this coordinator started"
-            verdict = Verdict(replica=replica, attempt=attempt, cause=Cause.CONNECTION_LOST, reason=reason)
-            self._verdicts[replica] = (self._now + self._settings.silence_timeout, verdict)
+            self._judge(replica, attempt, Cause.CONNECTION_LOST, "it was taken out before this coordinator started")
         if ledger.proposal is not None:
             self._facts.proposal = Proposal(record=ledger.proposal, since=self._now, may_have_begun=True)
         for member in self._facts.union().values():
@@ -204,8 +202,14 @@ class Membership:
         elif known is not None and known.connection is not None:
             self._effects.append(Drop(connection=known.connection))
         self._facts.give_up(replica, attempt - 1)
-        peer = Peer(replica=replica, attempt=attempt, addresses=hello.addresses, connection=connection, heard=self._now)
-        peer.connected = self._now
+        peer = Peer(
+            replica=replica,
+            attempt=attempt,
+            addresses=hello.addresses,
+            connection=connection,
+            heard=self._now,
+            connected=self._now,
+        )
         self._facts.peers[replica] = peer
         self._send(peer, Welcome())
         self._learn(peer, hello.state)
@@ -304,10 +308,7 @@ class Membership:
         self._facts.give_up(peer.replica, peer.attempt)
         del self._facts.peers[peer.replica]
         if cause in _MAY_BE_THERE:
-            # Who only lost its connections has most probably ended, and whoever started it will see how.
-            since = self._now + (self._settings.silence_timeout if cause is Cause.CONNECTION_LOST else 0.0)
-            verdict = Verdict(replica=peer.replica, attempt=peer.attempt, cause=cause, reason=reason)
-            self._verdicts[peer.replica] = (since, verdict)
+            self._judge(peer.replica, peer.attempt, cause, reason)
         if not expected:
             self._effects.append(
                 Removed(
@@ -321,6 +322,11 @@ class Membership:
             )
         if peer.connection is not None:
             self._refuse(peer.connection, peer.replica, peer.attempt, f"taken out of the job ({cause}): {reason}")
+
+    def _judge(self, replica: int, attempt: int, cause: Cause, reason: str) -> None:
+        # Who only lost its connections has most probably ended, and whoever started it will see how.
+        since = self._now + (self._settings.silence_timeout if cause is Cause.CONNECTION_LOST else 0.0)
+        self._verdicts[replica] = (since, Verdict(replica=replica, attempt=attempt, cause=cause, reason=reason))
 
     # --- what the facts demand --------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from fthsdp.errors import WireError
 
 __all__ = [
+    "LONGEST_STACK",
     "Announce",
     "Assigned",
     "Break",
@@ -143,6 +144,15 @@ class Phase(StrEnum):
     UNKNOWN = "unknown"
     """It did not tell its leader."""
 
+    @property
+    def waits(self) -> bool:
+        """Whether it has done its part, and others have to do theirs."""
+        return self in (Phase.COLLECTIVE, Phase.VOTE, Phase.WAITING)
+
+
+LONGEST_STACK = 4096
+"""Characters of a stack that travel."""
+
 
 class RankReport(_Model):
     """Where one rank is, as it answers a probe."""
@@ -155,7 +165,7 @@ class RankReport(_Model):
     phase: Phase
     seconds: float
     """For how long it has been in this phase."""
-    stack: str = Field(default="", max_length=4096)
+    stack: str = Field(default="", max_length=LONGEST_STACK)
     """Of its training thread, the innermost frame last; empty where nobody could tell. A leader sends those of the
     first few ranks that do not wait: a replica can have thousands."""
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fthsdp.scramble import fingerprint
+
 __all__ = ["Ballot", "Tally"]
 
 
@@ -60,6 +62,11 @@ class Tally:
     def sum(self, name: str) -> float:
         """Return the sum in rank order, the same bits on every rank."""
         return float(sum(getattr(b, name) for b in self.ballots))
+
+    @property
+    def digest(self) -> str:
+        """The ranks' digests as one, in hex."""
+        return fingerprint(int(ballot.digest) for ballot in self.ballots)
 
     def max(self, name: str) -> int:
         """Return the largest."""

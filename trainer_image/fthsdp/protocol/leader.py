@@ -26,7 +26,6 @@ from fthsdp.coordinator.messages import (
     Go,
     Install,
     MemberState,
-    Phase,
     Probe,
     RankReport,
     RefusedMember,
@@ -71,7 +70,6 @@ class Cancel:
 
 _PATIENCE = 3
 """Silence timeouts after which a rank is frozen although nobody waits for it: a long import can hold up all threads."""
-_WAITS = (Phase.COLLECTIVE, Phase.VOTE, Phase.WAITING)
 _STACKS = 4
 """Stacks that go to the coordinator: of thousands of ranks, the first that do not wait tell enough."""
 
@@ -277,7 +275,7 @@ class Leader:
         return [AskRanks(number)]
 
     def _answer_probe(self) -> list[Effect]:
-        stacks = [r for _, r in sorted(self._reports.items()) if r.stack and r.phase not in _WAITS]
+        stacks = [r for _, r in sorted(self._reports.items()) if r.stack and not r.phase.waits]
         stacks.sort(key=lambda report: waits_for_others(report.stack))
         tell = {report.rank for report in stacks[:_STACKS]}
         ranks = [r if r.rank in tell else r.model_copy(update={"stack": ""}) for _, r in sorted(self._reports.items())]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -88,8 +87,7 @@ class Recorder:
             return
         # The digest of the state after a step rides in the headers of the step after it.
         if all(ballot.digest for ballot in tally.ballots):
-            text = ",".join(str(int(ballot.digest)) for ballot in tally.ballots)
-            record = record.model_copy(update={"digest": hashlib.sha256(text.encode()).hexdigest()[:16]})
+            record = record.model_copy(update={"digest": tally.digest})
         self._publish(record)
         if self.on_final is not None:
             self.on_final(record)

@@ -11,7 +11,6 @@ The same loop carries a shadow: it contributes zeros, keeps what the rings reduc
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -335,8 +334,7 @@ class StepLoop:
     def _digest_of_weights(self) -> Steps[str]:
         """Return what says whether all who start a run start from the same initial weights."""
         tally: Tally = yield AwaitVote(Ballot(done=1.0, digest=float(self._body.digest() & _DIGEST_BITS)))
-        text = ",".join(str(int(ballot.digest)) for ballot in tally.ballots)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return tally.digest
 
     def _enter_as_newcomer(self, record: EpochRecord) -> Steps[bool]:
         """Enter a first epoch; return False when it broke, or was replaced before it began."""
@@ -460,22 +458,16 @@ class StepLoop:
 
     # --- the coordinator's decisions
 
-    def _decided(self, wanted: Wanted, *, after: int) -> Steps[EpochRecord]:
-        """Wait for an epoch, for hours if need be."""
-        record = None
-        while record is None:
-            record = self._read((yield AwaitDecision(wanted, after)))
-        return record
-
     def _await_install(self) -> Steps[EpochRecord]:
-        """Wait for the coordinator's decision; a paused shadow goes on with its catch-up meanwhile."""
-        number = self._record.number
-        while self._catchup is not None and self._record.paused:
-            record = self._read((yield AwaitDecision(Wanted.INSTALL, number, _POLL)))
+        """Wait for the coordinator's decision, for hours if need be; a paused shadow goes on with its catch-up."""
+        while True:
+            catchup = self._catchup if self._record.paused else None
+            patience = _POLL if catchup is not None else None
+            record = self._read((yield AwaitDecision(Wanted.INSTALL, self._record.number, patience)))
             if record is not None:
                 return record
-            yield from self._catch_up_in_pause(self._catchup)
-        return (yield from self._decided(Wanted.INSTALL, after=number))
+            if catchup is not None:
+                yield from self._catch_up_in_pause(catchup)
 
     def _read(self, decision: Decision) -> EpochRecord | None:
         if decision.refused:
