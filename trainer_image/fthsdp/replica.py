@@ -158,8 +158,9 @@ class LeaderShell:
             with self._changed:
                 if gap > silence_timeout / 2:
                     self._heard = {rank: heard + gap for rank, heard in self._heard.items()}
-                silent = {rank: now - heard for rank, heard in self._heard.items()}
-            self.run(partial(Leader.ranks_silent, seconds=silent, timeout=silence_timeout))
+                silent = {r: now - heard for r, heard in self._heard.items() if now - heard >= silence_timeout}
+            if silent:
+                self.run(partial(Leader.ranks_silent, seconds=silent, timeout=silence_timeout))
 
     def close(self) -> None:
         """Close all connections."""
