@@ -41,7 +41,6 @@ __all__ = ["Replica"]
 BYE_TIMEOUT = 15.0
 LEAVE_TIMEOUT = 20.0
 FETCH_TIMEOUT = 10.0
-POLL = 0.02
 
 Gradients = tuple[tuple[int, tuple[Range, ...]], ...]
 """Of whom, and of which samples. What is reduced is all that was contributed, so equal means: the same bits."""
