@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
-import json
 import statistics
 import tempfile
 import time
@@ -19,16 +18,17 @@ from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel
 from tests.bench.figures import Figure, at_most
 from tests.bench.plan import Plan
 
+from fthsdp.coordinator.addressbook import AddressBook, Frames, complete
 from fthsdp.coordinator.events import Disconnected, Event, MembershipSettings, Persist, Received, Send
 from fthsdp.coordinator.membership import Membership
 from fthsdp.coordinator.messages import (
     Assigned,
+    FromCoordinator,
     Hello,
     Install,
     MemberState,
@@ -38,7 +38,7 @@ from fthsdp.coordinator.messages import (
 )
 from fthsdp.coordinator.store import FileStore
 from fthsdp.protocol.leader import Cancel, Effect, Leader, TellCoordinator
-from fthsdp.wire import encode_frame
+from fthsdp.wire import decode_body, decode_common, encode_frame
 
 __all__ = ["large_job"]
 
@@ -53,11 +53,6 @@ _PREFIX = 4
 
 def _encoded(message: BaseModel) -> bytes:
     return encode_frame(message.model_dump(mode="json"))
-
-
-def _decoded(frame: bytes) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(frame[_PREFIX:])
-    return content
 
 
 class World:
@@ -116,6 +111,8 @@ class LargeJob:
         settings = MembershipSettings(replicas=REPLICAS, min_replicas=1)
         self._membership = Membership(settings, now=0.0)
         self._leaders = {r: Leader(replica=r, world_size=RANKS) for r in range(REPLICAS)}
+        self._frames = Frames()
+        self._said_to, self._heard_by = ({r: AddressBook() for r in self._leaders} for _ in range(2))
         self._begin()
 
     def _begin(self) -> None:
@@ -136,7 +133,11 @@ class LargeJob:
             case Persist():
                 self._save(effect)
             case Send(message=Install() as message):
-                self._leaders[effect.replica].hear(message)
+                frame = self._frames.encode(message, self._said_to[effect.replica])
+                self._leaders[effect.replica].hear(self._read(effect.replica, frame))
+
+    def _read(self, replica: int, frame: bytes) -> FromCoordinator:
+        return complete(parse_from_coordinator(decode_body(frame[_PREFIX:])), self._heard_by[replica])
 
     def _said(self, replica: int, message: Hello | State) -> Received:
         return Received(connection=replica, replica=replica, attempt=0, message=message)
@@ -160,7 +161,7 @@ class LargeJob:
     # --- the coordinator's shell
 
     def _receive(self, replica: int, frame: bytes) -> None:
-        message = parse_to_coordinator(_decoded(frame))
+        message = parse_to_coordinator(decode_body(frame[_PREFIX:]))
         assert isinstance(message, State)
         self._handle(self._said(replica, message))
 
@@ -170,7 +171,8 @@ class LargeJob:
                 case Persist():
                     self.world.wait(partial(self._save, effect))
                 case Send(replica=replica, message=message) if replica in self._leaders:
-                    self.world.send(f"leader {replica}", partial(self._hear, replica, _encoded(message)))
+                    frame = self._frames.encode(message, self._said_to[replica])
+                    self.world.send(f"leader {replica}", partial(self._hear, replica, frame))
 
     def _save(self, effect: Persist) -> None:
         self._loop.run_until_complete(self._store.save(effect.ledger, expected=effect.expected))
@@ -178,7 +180,7 @@ class LargeJob:
     # --- the leaders' shells
 
     def _hear(self, replica: int, frame: bytes) -> None:
-        message = parse_from_coordinator(_decoded(frame))
+        message = self._read(replica, frame)
         effects = self._leaders[replica].hear(message)
         if isinstance(message, Install):
             self.decided[replica] = self.world.now
@@ -192,22 +194,21 @@ class LargeJob:
                     frame = _encoded(State(state=self._leaders[replica].state))
                     self.world.send("coordinator", partial(self._receive, replica, frame))
                 case Cancel(up_to=up_to):
-                    for _ in range(1, RANKS):
-                        encode_frame({"cancel": up_to})
+                    encode_frame({"cancel": up_to})
                     self._carry_out(replica, self._leaders[replica].rings_cancelled(0, up_to))
                     self.world.send(f"leader {replica}", partial(self._ranks_cancel, replica, up_to), hops=2)
 
     def _ranks_cancel(self, replica: int, up_to: int) -> None:
         frame = encode_frame({"cancelled": up_to})
         for rank in range(1, RANKS):
-            notice = _decoded(frame)
+            notice = decode_common(frame[_PREFIX:])
             self._carry_out(replica, self._leaders[replica].rings_cancelled(rank, int(notice["cancelled"])))
 
     def _ranks_break(self, replica: int, suspect: int) -> None:
         reason = f"replica {suspect}: it closed the connection"
         frame = encode_frame({"broken": 1, "suspect": suspect, "reason": reason})
         for _ in range(RANKS):
-            notice = _decoded(frame)
+            notice = decode_common(frame[_PREFIX:])
             self._carry_out(replica, self._leaders[replica].ring_broken(notice["broken"], suspect, notice["reason"]))
 
 

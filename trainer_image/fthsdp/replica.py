@@ -15,14 +15,24 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol, TypeVar
 
+from fthsdp.coordinator.addressbook import AddressBook
 from fthsdp.coordinator.client import LeaderClient
-from fthsdp.coordinator.messages import EpochRecord, FromCoordinator, JoinRecord, Phase, RankReport, StepRecord
+from fthsdp.coordinator.messages import EpochRecord, FromCoordinator, JoinRecord, Member, Phase, RankReport, StepRecord
 from fthsdp.endpoint import Endpoint
 from fthsdp.environment import Identity
 from fthsdp.errors import ConnectionLost, Refused, RingBroken, WireError
 from fthsdp.ftar import Engine, RailMember
 from fthsdp.protocol.leader import AskRanks, Cancel, Connect, Effect, Heard, Leader, TellCoordinator
-from fthsdp.wire import Json, open_blocking, receive_frame, send_frame
+from fthsdp.wire import (
+    Json,
+    decode_common,
+    encode_frame,
+    open_blocking,
+    receive_body,
+    receive_frame,
+    send_encoded,
+    send_frame,
+)
 
 __all__ = ["Follower", "LeaderShell", "RankPort", "Reporter"]
 
@@ -59,6 +69,7 @@ class RankPort:
         self._engine = engine
         self._changed = threading.Condition()
         self._records: dict[int, EpochRecord] = {}
+        self._book = AddressBook()
         self._heard = 0
         self.whereabouts: Callable[[], RankReport] = self._before_training
         """Set by whoever runs the training thread."""
@@ -106,12 +117,16 @@ class RankPort:
         with self._changed:
             self._heard = max(self._heard, epoch)
 
+    def _located(self, record: EpochRecord) -> EpochRecord:
+        """Put in the addresses on this rank's rail, which the leader has said at some time; others are not known."""
+        return self._book.complete(record).with_addresses(lambda member: ("",) * self._rank + member.addresses)
+
     def apply(self, frame: Json) -> None:
         """Carry out a command that came over the wire; raises WireError."""
         try:
             match frame:
                 case {"connect": dict(record)}:
-                    self.connect(EpochRecord.model_validate(record))
+                    self.connect(self._located(EpochRecord.model_validate(record)))
                 case {"cancel": int(up_to)}:
                     self.cancel(up_to)
                 case {"heard": int(epoch)}:
@@ -130,6 +145,8 @@ class LeaderShell:
         self._port = port
         self._client: LeaderClient | None = None
         self._links: dict[int, socket.socket] = {}
+        self._book = AddressBook()
+        """What was said to the ranks: all are linked before there is anything to say."""
         self._changed = threading.Condition(threading.RLock())
         self._heard: dict[int, float] = {}
         """By rank, when it last said something."""
@@ -219,7 +236,7 @@ class LeaderShell:
     def _carry_out(self, effect: Effect) -> None:
         match effect:
             case Connect(record=record):
-                self._to_ranks({"connect": record.model_dump(mode="json")})
+                self._connect_ranks(record)
                 self._port.connect(record)
             case Cancel(up_to=up_to):
                 self._to_ranks({"cancel": up_to})
@@ -237,14 +254,28 @@ class LeaderShell:
             case TellCoordinator():
                 """The client was given the newest state before anything else was carried out."""
 
-    def _to_ranks(self, frame: Json) -> None:
-        for rank, link in list(self._links.items()):
-            try:
-                send_frame(link, frame)
-            except ConnectionLost as error:
-                # The rank is gone, so this replica is: its process group fails, and whoever started it ends the rest.
-                log.warning("rank %d of this replica: %s", rank, error)
-                self._links.pop(rank).close()
+    def _connect_ranks(self, record: EpochRecord) -> None:
+        """Tell each rank of this epoch, and those addresses on its own rail that it does not know."""
+        abridged = self._book.abridge(record)
+        if not any(member.addresses for member in abridged.members):
+            self._to_ranks({"connect": abridged.model_dump(mode="json")})
+            return
+        for rank in list(self._links):
+            own = abridged.with_addresses(partial(_address_on, rank))
+            self._to_rank(rank, encode_frame({"connect": own.model_dump(mode="json")}))
+
+    def _to_ranks(self, message: Json) -> None:
+        frame = encode_frame(message)
+        for rank in list(self._links):
+            self._to_rank(rank, frame)
+
+    def _to_rank(self, rank: int, frame: bytes) -> None:
+        try:
+            send_encoded(self._links[rank], frame)
+        except ConnectionLost as error:
+            # The rank is gone, so this replica is: its process group fails, and whoever started it ends the rest.
+            log.warning("rank %d of this replica: %s", rank, error)
+            self._links.pop(rank).close()
 
     def _judge_rank(self, hello: Json) -> None:
         rank = hello.get("rank")
@@ -261,7 +292,7 @@ class LeaderShell:
             self._changed.notify_all()
         try:
             while True:
-                self._take_notice(rank, receive_frame(sock))
+                self._take_notice(rank, decode_common(receive_body(sock)))
         except WireError as error:
             log.info("link to rank %d of this replica: %s", rank, error)
         finally:
@@ -280,12 +311,23 @@ class LeaderShell:
             case {"cancelled": int(up_to)}:
                 self.run(lambda leader: leader.rings_cancelled(rank, up_to))
             case {"probe": int(probe), "report": dict(report)}:
-                told = RankReport.model_validate(report | {"rank": rank})
+                told = _report(report | {"rank": rank})
                 self.run(lambda leader: leader.reports(probe, told))
             case {"leaving": str(reason)}:
                 self.run(lambda leader: leader.asks_to_leave(reason))
             case _:
                 raise WireError(f"not a notice of a rank: {frame!r}"[:200])
+
+
+def _address_on(rail: int, member: Member) -> tuple[str, ...]:
+    return member.addresses[rail : rail + 1]
+
+
+def _report(report: Json) -> RankReport:
+    try:
+        return RankReport.model_validate(report)
+    except ValueError as error:
+        raise WireError(f"not a report of a rank: {error}"[:200]) from error
 
 
 class Follower:

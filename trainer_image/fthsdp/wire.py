@@ -23,6 +23,7 @@ import secrets
 import socket
 import struct
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 from fthsdp.errors import ConnectionLost, Refused, WireError
@@ -34,6 +35,8 @@ __all__ = [
     "ServerHandshake",
     "accept_async",
     "accept_blocking",
+    "decode_body",
+    "decode_common",
     "encode_frame",
     "frame_text",
     "greet_blocking",
@@ -41,7 +44,9 @@ __all__ = [
     "open_blocking",
     "parse_address",
     "read_frame",
+    "receive_body",
     "receive_frame",
+    "send_encoded",
     "send_frame",
 ]
 
@@ -51,6 +56,8 @@ LARGEST_FRAME = 16 << 20
 """Bytes. An epoch record of 20 replicas with 8,192 addresses each is about 4 MB."""
 LARGEST_HELLO = 64 << 10
 """Bytes that somebody without the key can make us hold."""
+_COMMON = 1 << 10
+"""Bytes of a message that many may say."""
 _LENGTH = struct.Struct("!I")
 
 Json = dict[str, Any]
@@ -70,7 +77,8 @@ def frame_text(text: str) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
-def _decode(body: bytes) -> Json:
+def decode_body(body: bytes) -> Json:
+    """Return the message in a frame's body; raises WireError."""
     try:
         message = json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -78,6 +86,16 @@ def _decode(body: bytes) -> Json:
     if not isinstance(message, dict):
         raise WireError(f"a frame holds a {type(message).__name__}, not an object")
     return message
+
+
+@lru_cache(maxsize=64)
+def _remembered(body: bytes) -> Json:
+    return decode_body(body)
+
+
+def decode_common(body: bytes) -> Json:
+    """Do the same for what thousands of ranks say alike at the same moment; nobody may change what is returned."""
+    return _remembered(body) if len(body) <= _COMMON else decode_body(body)
 
 
 def _checked_length(header: bytes, largest: int) -> int:
@@ -175,8 +193,13 @@ def _raise_if_refused(message: Json) -> None:
 
 def send_frame(sock: socket.socket, message: Json) -> None:
     """Send one frame on a blocking socket; raises ConnectionLost."""
+    send_encoded(sock, encode_frame(message))
+
+
+def send_encoded(sock: socket.socket, frame: bytes) -> None:
+    """Do the same for a frame that is encoded already."""
     try:
-        sock.sendall(encode_frame(message))
+        sock.sendall(frame)
     except OSError as error:
         raise ConnectionLost(f"sending failed: {error}") from error
 
@@ -197,7 +220,12 @@ def _receive_exactly(sock: socket.socket, count: int) -> bytes:
 
 def receive_frame(sock: socket.socket, *, largest: int = LARGEST_FRAME) -> Json:
     """Receive one frame from a blocking socket; raises ConnectionLost, WireError."""
-    return _decode(_receive_exactly(sock, _checked_length(_receive_exactly(sock, _LENGTH.size), largest)))
+    return decode_body(receive_body(sock, largest=largest))
+
+
+def receive_body(sock: socket.socket, *, largest: int = LARGEST_FRAME) -> bytes:
+    """Receive one frame and leave it to ``decode_body``; raises ConnectionLost, WireError."""
+    return _receive_exactly(sock, _checked_length(_receive_exactly(sock, _LENGTH.size), largest))
 
 
 def open_blocking(
@@ -261,7 +289,7 @@ async def read_frame(reader: asyncio.StreamReader, *, largest: int = LARGEST_FRA
     """Read one frame from an asyncio stream; raises ConnectionLost, WireError."""
     try:
         length = _checked_length(await reader.readexactly(_LENGTH.size), largest)
-        return _decode(await reader.readexactly(length))
+        return decode_body(await reader.readexactly(length))
     except (asyncio.IncompleteReadError, OSError) as error:
         raise ConnectionLost("the peer closed the connection") from error
 

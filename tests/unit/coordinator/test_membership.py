@@ -166,6 +166,10 @@ def installed(job: Job, replica: int) -> EpochRecord:
     return message.record
 
 
+def stored(record: EpochRecord) -> EpochRecord:
+    return record.with_addresses(lambda member: ())
+
+
 def roles(record: EpochRecord) -> dict[int, Role]:
     return {m.replica: m.role for m in record.members}
 
@@ -194,7 +198,17 @@ def test_the_first_epoch_is_persisted_before_anybody_hears_of_it() -> None:
     job.hello(0)
     kinds = [type(e.message if isinstance(e, Send) else e) for e in job.effects]
     assert kinds.index(Persist) < kinds.index(Install)
-    assert job.of(Persist) == [Persist(ledger=Ledger(current=installed(job, 0)), expected=0)]
+    (persisted,) = job.of(Persist)
+    assert persisted.expected == 0
+    assert persisted.ledger.current == stored(installed(job, 0))
+
+
+def test_a_ledger_of_a_hundred_thousand_ranks_is_small() -> None:
+    job = Job(replicas=12)
+    for replica in range(12):
+        job.hello(replica, ranks=8192)
+    assert len(job.stored[-1].encode()) < 4096
+    assert len(installed(job, 0).members[11].addresses) == 8192
 
 
 def test_after_the_start_timeout_the_least_number_of_replicas_is_enough() -> None:
@@ -1031,9 +1045,31 @@ def test_a_coordinator_that_died_between_persisting_and_sending_sends_after_its_
     job.all_say(0, 1, fence=1)
     job = job.restarted()
     job.hello(0)
-    assert installed(job, 0) == job.stored[-1].current
+    assert not job.sent(0, Install)  # where replica 1 is, only replica 1 can say
     job.hello(1)
-    assert installed(job, 1) == job.stored[-1].current
+    for replica in range(2):
+        assert stored(installed(job, replica)) == job.stored[-1].current
+        assert all(member.addresses for member in installed(job, replica).members)
+
+
+def test_who_does_not_come_back_to_a_new_coordinator_does_not_keep_the_others_waiting() -> None:
+    job = Job().started(step=5)
+    job.dies(2)
+    job.all_say(0, 1, fence=1)
+    job = job.restarted()
+    job.hello(0)
+    job.pass_time(10, 0)
+    job.say(0, fence=2)
+    assert installed(job, 0).active == (0,)
+
+
+def test_another_process_of_the_same_name_is_turned_away_by_a_new_coordinator_too() -> None:
+    job = Job().started(step=5).restarted()
+    job.hello(1, port=9)
+    (refused,) = job.sent(1, RefusedMember)
+    assert "is in use by another process" in refused.reason
+    job.hello(1)
+    assert job.sent(1, Welcome)
 
 
 def test_a_neighbours_suspicion_does_not_take_out_who_has_not_yet_reconnected() -> None:
@@ -1049,7 +1085,9 @@ def test_a_neighbours_suspicion_does_not_take_out_who_has_not_yet_reconnected() 
 def test_a_proposal_of_an_earlier_coordinator_is_finished_when_all_are_there() -> None:
     job = joining().restarted()
     for replica in range(3):
+        assert not job.of(Send)[1:]
         job.hello(replica, job.attempts[replica])
+    for replica in range(3):
         assert job.sent(replica, Announce)
     job.all_say(0, 1, 2, connected=3)
     assert job.sent(0, Go)

@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from pydantic import BaseModel
 
+from fthsdp.coordinator.addressbook import AddressBook, complete
 from fthsdp.coordinator.messages import (
     Exited,
     FromCoordinator,
@@ -206,8 +207,9 @@ class LeaderClient:
         return sock
 
     def _read(self, sock: socket.socket) -> None:
+        book = AddressBook()
         while not (self._closing or self._over):
-            message = parse_from_coordinator(receive_frame(sock))
+            message = complete(parse_from_coordinator(receive_frame(sock)), book)
             if isinstance(message, Recorded):
                 self._confirmed(message)
             else:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from fthsdp import timeouts
 from fthsdp.coordinator.events import MembershipSettings
+from fthsdp.coordinator.ledger import identify
 from fthsdp.coordinator.messages import EpochRecord, Hello, Member, MemberState, Role
 from fthsdp.errors import ConfigError
 
@@ -24,7 +25,10 @@ class Peer:
 
     replica: int
     attempt: int
-    addresses: tuple[str, ...]
+    process: str
+    """Fingerprint of its addresses."""
+    addresses: tuple[str, ...] = ()
+    """Empty until it has come back to a new coordinator."""
     state: MemberState = field(default_factory=MemberState)
     connection: int | None = None
     """The newest connection; None while it has none."""
@@ -111,6 +115,18 @@ class Facts:
         """The proposed epoch, if it may have begun."""
         return self.proposal.record if self.proposal and self.proposal.may_have_begun else None
 
+    def locate(self, peer: Peer) -> None:
+        """Put its addresses into the epochs that a coordinator before this one has made."""
+
+        def addresses_of(member: Member) -> tuple[str, ...]:
+            here = (member.replica, member.attempt) == (peer.replica, peer.attempt)
+            return peer.addresses if here else member.addresses
+
+        if self.record is not None:
+            self.record = self.record.with_addresses(addresses_of)
+        if self.proposal is not None:
+            self.proposal.record = self.proposal.record.with_addresses(addresses_of)
+
     def union(self) -> dict[int, Member]:
         """Everybody alive who may be in the current epoch or in the proposed one."""
         members = [*(self.record.members if self.record else ())]
@@ -172,15 +188,15 @@ class Facts:
         known = self.peers.get(hello.replica)
         if hello.attempt <= self.lost.get(hello.replica, -1):
             return "was taken out or replaced: start it again under a higher attempt"
-        if known is not None and hello.attempt == known.attempt and hello.addresses != known.addresses:
+        if known is not None and hello.attempt == known.attempt and identify(hello.addresses) != known.process:
             return "is in use by another process: a new one needs a higher attempt"
         return ""
 
     def _misshapen(self, hello: Hello) -> str:
         if not hello.addresses:
             return "names no address: there must be one for each rank"
-        ranks = [len(m.addresses) for m in self.union().values()]
-        ranks += [len(p.addresses) for r, p in self.peers.items() if r != hello.replica]
+        ranks = [len(m.addresses) for m in self.union().values() if m.addresses]
+        ranks += [len(p.addresses) for r, p in self.peers.items() if r != hello.replica and p.addresses]
         if ranks and len(hello.addresses) != ranks[0]:
             return f"has {len(hello.addresses)} ranks, but the other replicas have {ranks[0]}"
         return ""

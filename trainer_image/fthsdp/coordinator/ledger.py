@@ -2,16 +2,27 @@
 
 A proposal is kept next to the epoch it would follow, because nobody knows after a restart whether it has begun: it is
 void unless a member reports having entered it, or all members are still there to finish it.
+
+Addresses are left out: each leader says its own in its hello, and those of 100,000 ranks are more than a Kubernetes
+object may hold. A fingerprint of them tells the process that is meant from another one of the same name.
 """
 
 from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from fthsdp.coordinator.messages import EpochRecord
 from fthsdp.errors import ConfigError
 
-__all__ = ["Ledger"]
+__all__ = ["Ledger", "identify"]
+
+
+def identify(addresses: Iterable[str]) -> str:
+    """Return a short text that no other process's addresses have."""
+    return hashlib.sha256("\n".join(addresses).encode()).hexdigest()[:16]
 
 
 class Ledger(BaseModel):
@@ -23,11 +34,30 @@ class Ledger(BaseModel):
     proposal: EpochRecord | None = None
     lost: dict[int, int] = {}
     """By replica, the newest attempt that is known to be gone: the next coordinator lets none of them in again."""
+    processes: dict[int, str] = {}
+    """By replica, the fingerprint of its addresses."""
 
     @property
     def number(self) -> int:
         """The highest epoch number given out."""
         return self.current.number if self.proposal is None else self.proposal.number
+
+    @classmethod
+    def of(
+        cls,
+        current: EpochRecord,
+        proposal: EpochRecord | None = None,
+        *,
+        lost: Mapping[int, int],
+        processes: Mapping[int, str],
+    ) -> Ledger:
+        """Put down these epochs, without the addresses in them."""
+        return cls(
+            current=current.with_addresses(lambda member: ()),
+            proposal=None if proposal is None else proposal.with_addresses(lambda member: ()),
+            lost=dict(lost),
+            processes=dict(processes),
+        )
 
     def encode(self) -> str:
         """Return the JSON text that ``decode`` reads."""

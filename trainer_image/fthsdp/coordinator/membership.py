@@ -44,7 +44,7 @@ from fthsdp.coordinator.events import (
 )
 from fthsdp.coordinator.facts import Facts, Peer, Proposal
 from fthsdp.coordinator.hangs import Diagnosis, HangWatch
-from fthsdp.coordinator.ledger import Ledger
+from fthsdp.coordinator.ledger import Ledger, identify
 from fthsdp.coordinator.messages import (
     Announce,
     Break,
@@ -114,7 +114,7 @@ class Membership:
             self._facts.peers[member.replica] = Peer(
                 replica=member.replica,
                 attempt=member.attempt,
-                addresses=member.addresses,
+                process=ledger.processes.get(member.replica, ""),
                 greeted=False,
                 heard=self._now,
                 deadline=self._now + self._settings.silence_timeout,
@@ -205,12 +205,15 @@ class Membership:
         peer = Peer(
             replica=replica,
             attempt=attempt,
+            process=identify(hello.addresses),
             addresses=hello.addresses,
             connection=connection,
             heard=self._now,
             connected=self._now,
         )
         self._facts.peers[replica] = peer
+        if known is not None and not known.greeted:
+            self._facts.locate(peer)
         self._send(peer, Welcome())
         self._learn(peer, hello.state)
 
@@ -414,7 +417,7 @@ class Membership:
         left = [m for m in self._facts.union().values() if record.member(m.replica) is None]
         self._fence = self._facts.proposal = None
         self._facts.record = record
-        self._persist(Ledger(current=record, lost=self._facts.lost))
+        self._persist(record)
         self._effects.append(Decided(record=record, stepped_in=stepped_in))
         self._let_go(left)
 
@@ -455,7 +458,7 @@ class Membership:
         if proposed is None:
             return False
         self._facts.proposal = Proposal(record=proposed, since=self._now)
-        self._persist(Ledger(current=record, proposal=proposed, lost=self._facts.lost))
+        self._persist(record, proposed)
         self._effects.append(Proposed(record=proposed))
         return True
 
@@ -588,8 +591,10 @@ class Membership:
     def _tell_epochs(self, peer: Peer) -> None:
         record, proposal, state = self._facts.record, self._facts.proposal, peer.state
         if record and record.outcome and record.member(peer.replica) and state.epoch < record.number:
+            if not _is_located(record):
+                return  # somebody in it has not yet come back to this coordinator: it will, or there is another epoch
             self._say(peer, record.number, Install(record=record))
-        if proposal is not None and state.epoch < proposal.record.number:
+        if proposal is not None and state.epoch < proposal.record.number and _is_located(proposal.record):
             if state.connected < proposal.record.number:
                 self._say(peer, proposal.record.number, Announce(record=proposal.record))
             if proposal.go:
@@ -606,9 +611,15 @@ class Membership:
                 Send(connection=peer.connection, replica=peer.replica, attempt=peer.attempt, message=message)
             )
 
-    def _persist(self, ledger: Ledger) -> None:
+    def _persist(self, current: EpochRecord, proposal: EpochRecord | None = None) -> None:
+        processes = {r: self._facts.peers[r].process for r in self._facts.union() if r in self._facts.peers}
+        ledger = Ledger.of(current, proposal, lost=self._facts.lost, processes=processes)
         self._effects.append(Persist(ledger=ledger, expected=self._facts.highest))
         self._facts.highest = ledger.number
+
+
+def _is_located(record: EpochRecord) -> bool:
+    return all(member.addresses for member in record.members)
 
 
 def _cause_of(failed: str) -> Cause:

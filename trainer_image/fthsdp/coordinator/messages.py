@@ -6,6 +6,7 @@ and refuses everything else. Step numbers count applied updates: "at step n" mea
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -74,8 +75,8 @@ class Member(_Model):
     replica: int
     attempt: int
     role: Role
-    addresses: tuple[str, ...]
-    """host:port of each rank's endpoint, by rank."""
+    addresses: tuple[str, ...] = ()
+    """host:port of each rank's endpoint, by rank; empty where they are known from elsewhere (``AddressBook``)."""
 
 
 class Assigned(_Model):
@@ -121,6 +122,11 @@ class EpochRecord(_Model):
     def member(self, replica: int) -> Member | None:
         """Return the entry of a replica, or None."""
         return next((m for m in self.members if m.replica == replica), None)
+
+    def with_addresses(self, addresses_of: Callable[[Member], tuple[str, ...]]) -> EpochRecord:
+        """Return the same epoch with other addresses of its members."""
+        members = tuple(m.model_copy(update={"addresses": addresses_of(m)}) for m in self.members)
+        return self.model_copy(update={"members": members})
 
     @property
     def active(self) -> tuple[int, ...]:

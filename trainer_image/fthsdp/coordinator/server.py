@@ -15,9 +15,10 @@ import logging
 import socket
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TextIO, TypeVar, assert_never
 
+from fthsdp.coordinator.addressbook import AddressBook, Frames
 from fthsdp.coordinator.archive import Archive
 from fthsdp.coordinator.events import (
     Decided,
@@ -59,7 +60,7 @@ from fthsdp.coordinator.messages import (
 from fthsdp.coordinator.record import RunRecord, event_of
 from fthsdp.coordinator.store import EpochStore, StoreUnavailable
 from fthsdp.errors import ConnectionLost, Refused, WireError
-from fthsdp.wire import Json, accept_async, frame_text, read_frame
+from fthsdp.wire import Json, accept_async, read_frame
 
 __all__ = ["Coordinator"]
 
@@ -90,6 +91,7 @@ KEEPALIVE_AFTER = 30
 class _Connection:
     number: int
     writer: asyncio.StreamWriter
+    book: AddressBook = field(default_factory=AddressBook)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +125,7 @@ class Coordinator:
         """Whether the report is not what was written last."""
         self._events: asyncio.Queue[Event | _Question] = asyncio.Queue()
         self._connections: dict[int, _Connection] = {}
-        self._encoded: tuple[FromCoordinator | None, bytes] = (None, b"")
-        """The message that was sent last, and its frame."""
+        self._frames = Frames()
         self._numbers = itertools.count(1)
         self._strangers = 0
         self._handlers: set[asyncio.Task[None]] = set()
@@ -225,16 +226,10 @@ class Coordinator:
             log.warning("refused: %s", message.reason)
         if writer.is_closing():
             return
-        writer.write(self._encode(message))
+        writer.write(self._frames.encode(message, connection.book))
         if writer.transport.get_write_buffer_size() > LARGEST_BACKLOG:
             log.warning("connection %d does not read what it is sent; it is cut", connection.number)
             writer.transport.abort()
-
-    def _encode(self, message: FromCoordinator) -> bytes:
-        """What goes to all leaders in turn is put into words once: an epoch of 100,000 ranks fills megabytes."""
-        if message != self._encoded[0]:
-            self._encoded = message, frame_text(message.model_dump_json())
-        return self._encoded[1]
 
     def _drop(self, number: int) -> None:
         connection = self._connections.get(number)
