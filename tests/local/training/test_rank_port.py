@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from fthsdp.coordinator.messages import EpochRecord, Member, Role
 from fthsdp.endpoint import Endpoint
 from fthsdp.environment import Identity
-from fthsdp.errors import RingBroken
+from fthsdp.errors import RingBroken, WireError
 from fthsdp.ftar import Engine, FtarSettings
 from fthsdp.replica import RankPort
 
@@ -72,3 +73,18 @@ def test_the_newest_epoch_heard_of_counts(port: RankPort) -> None:
     port.hear(4)
     port.hear(3)
     assert port.heard == 4
+
+
+def test_a_rank_is_told_each_address_of_its_rail_once(engine: Engine) -> None:
+    port = RankPort(replace(IDENTITY, replica=5, rank=2, world_size=3), engine)  # in none of these epochs
+    port.apply({"connect": record(1, 0, 1, address="here:3").model_dump(mode="json")})
+    known = record(2, 1).with_addresses(lambda member: ())
+    port.apply({"connect": known.model_dump(mode="json")})
+    for epoch in (1, 2):
+        assert all(member.addresses[2] == "here:3" for member in port.record(epoch).members)
+
+
+def test_an_address_that_was_never_said_is_missed_at_once(port: RankPort) -> None:
+    unknown = record(1, 0).with_addresses(lambda member: ())
+    with pytest.raises(WireError, match="replica 0 attempt 0, which has no address"):
+        port.apply({"connect": unknown.model_dump(mode="json")})
