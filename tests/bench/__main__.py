@@ -25,9 +25,11 @@ from tests.bench.results import write
 from tests.bench.scale import large_job
 from tests.bench.spares import one_spare
 from tests.bench.step_time import healthy_steps
+from tests.bench.turns import turns
 
 SCENARIOS: dict[str, Callable[[Plan], list[Figure]]] = {
     "bandwidth": bus_bandwidth,
+    "turns": turns,
     "step": healthy_steps,
     "kills": kills_and_a_freeze,
     "collective": inside_the_collective,

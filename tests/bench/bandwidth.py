@@ -18,7 +18,7 @@ def bus_bandwidth(plan: Plan) -> list[Figure]:
     """Run the benchmark of FTAR alone and return its rows: ratios of all-reduces done right after one another."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "rows.json"
-        command = [sys.executable, "tests/bench/ftar_bandwidth.py", "--json", str(file)]
+        command = [sys.executable, "-m", "tests.bench.ftar_bandwidth", "--json", str(file)]
         command += ["--repetitions", str(plan.bandwidth)]
         code, output = run_to_its_end(command)
         if not file.exists():

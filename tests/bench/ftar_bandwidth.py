@@ -1,6 +1,6 @@
 """Bus bandwidth of FTAR, of gloo's all-reduce and of bare loopback sockets: same processes, same tensors, in turns.
 
-    python tests/bench/ftar_bandwidth.py [--megabytes 32 256] [--members 2 3 4] [--repetitions 9] [--json FILE]
+    python -m tests.bench.ftar_bandwidth [--megabytes 32 256] [--members 2 3 4] [--repetitions 9] [--json FILE]
 
 Bus bandwidth is 2(n-1)/n times bytes over seconds: what each member has to send, whatever the algorithm, over the time
 of the slowest one. The bare sockets carry exactly those bytes round a ring, from one tensor into another one, without
@@ -26,20 +26,17 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from tests.bench.engines import in_a_ring
 
-from fthsdp.endpoint import Endpoint
-from fthsdp.environment import Identity
-from fthsdp.ftar import Engine, FtarSettings, RailMember
+from fthsdp.ftar import Engine, FtarSettings
 from fthsdp.wire import parse_address
 
 __all__: list[str] = []
 
-KEY = b"a key of the benchmark only"
 WAYS = ("ftar", "gloo", "sockets")
 LIMITS = {"gloo": (1.0, 1.3), "sockets": (0.75, 0.9)}
 """What FTAR must reach and aims at, as a part of the other's bandwidth."""
@@ -86,35 +83,14 @@ class BareRing:
 
 def member(rank: int, members: int, sizes: list[int], repetitions: int, store: str) -> None:
     """Measure as one of the members; the first one prints a JSON line per size."""
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=members, timeout=timedelta(seconds=120)
-    )
-    endpoint = Endpoint(host="127.0.0.1", key=KEY, job="bench")
-    connected = threading.Event()
-    engine = Engine(
-        identity=Identity(job="bench", replica=rank, attempt=0, rank=0, world_size=1, coordinator="", host="127.0.0.1"),
-        key=KEY,
-        endpoint=endpoint,
-        settings=FtarSettings(),
-        on_connected=lambda epoch: connected.set(),
-        on_broken=lambda epoch, error: sys.exit(str(error)),
-    )
-    addresses: list[str] = [""] * members
-    dist.all_gather_object(addresses, endpoint.address)
-    engine.connect(1, [RailMember(replica=i, attempt=0, address=a) for i, a in enumerate(addresses)])
-    engine.activate(1)
-    bare = BareRing(rank, members)
-    assert connected.wait(20)
-    for megabytes in sizes:
-        measured = measure(engine, bare, megabytes << 18, repetitions)
-        if rank == 0:
-            print(json.dumps({"members": members, "megabytes": megabytes, **measured}), flush=True)
-    dist.barrier()
-    bare.close()
-    engine.close(linger=5)
-    endpoint.close()
-    dist.destroy_process_group()
+    with in_a_ring(rank, members, store) as engine:
+        bare = BareRing(rank, members)
+        for megabytes in sizes:
+            measured = measure(engine, bare, megabytes << 18, repetitions)
+            if rank == 0:
+                print(json.dumps({"members": members, "megabytes": megabytes, **measured}), flush=True)
+        dist.barrier()
+        bare.close()
 
 
 def measure(engine: Engine, bare: BareRing, numel: int, repetitions: int) -> dict[str, dict[str, list[float]]]:
@@ -211,7 +187,15 @@ def compare(
 def run(members: int, sizes: list[int], repetitions: int) -> list[Row]:
     """Start the members and return their rows."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, __file__, "--sizes", json.dumps(sizes), "--repetitions", str(repetitions)]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.bench.ftar_bandwidth",
+            "--sizes",
+            json.dumps(sizes),
+            "--repetitions",
+            str(repetitions),
+        ]
         command += ["--store", str(Path(folder) / "store"), "--members", str(members), "--rank"]
         children = [
             subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE if rank == 0 else None, text=True)
