@@ -16,7 +16,7 @@ pytestmark = pytest.mark.local
 
 
 def test_the_coordinator_and_a_replica_die_together_and_both_come_back(tmp_path: Path) -> None:
-    with running(Job(tmp_path, arguments=brief(steps=40, compute=0.1))) as job:
+    with running(Job(tmp_path, arguments=brief(steps=18, compute=0.02), lingers_after=5)) as job:
         job.wait_for_step(3)
         job.kill_coordinator()
         job.kill(1)
@@ -24,8 +24,8 @@ def test_the_coordinator_and_a_replica_die_together_and_both_come_back(tmp_path:
         job.start_replica(1, attempt=1)
         job.wait_for_active(1, attempt=1)
         report = job.finish()
-        assert_sound(report, steps=40)
-        assert_computed_once(job, (0, 2), steps=40)
+        assert_sound(report, steps=18)
+        assert_computed_once(job, (0, 2), steps=18)
         assert [(f["replica"], f["attempt"]) for f in report["failures"]] == [(1, 0)]
         assert [(j["replica"], j["attempt"]) for j in report["joins"]] == [(1, 1)]
 
