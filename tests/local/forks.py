@@ -19,5 +19,6 @@ FORKS.set_forkserver_preload(
         "torch._dynamo",
         "tests.local.ftar.nursery",
         "tests.local.training.points",
+        "tests.local.frozen",
     ]
 )

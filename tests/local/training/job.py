@@ -96,6 +96,8 @@ class Job:
     """By replica and attempt: called in each of its ranks (with its number) before training begins."""
     lingers_after: int | None = None
     """The step after which the run waits for ``finish``, in steps that take longer and longer."""
+    growth: float = 1.5
+    """By how much each of these takes longer than the one before: 13 of them last 39 s."""
     port: int = field(default_factory=free_port)
     coordinator: subprocess.Popen[bytes] | None = None
     processes: dict[tuple[int, int, int], BaseProcess] = field(default_factory=dict)
@@ -148,7 +150,7 @@ class Job:
             log = self.folder / f"r{replica}-a{attempt}-{rank}.log"
             troubles = [self.trouble[replica, attempt]] if (replica, attempt) in self.trouble else []
             if self.lingers_after is not None:
-                troubles.append(Linger(after=self.lingers_after, until=self._awaited))
+                troubles.append(Linger(after=self.lingers_after, until=self._awaited, growth=self.growth))
             process = FORKS.Process(target=_be_a_rank, args=(log, environment, self.arguments, troubles), daemon=True)
             process.start()
             self.processes[replica, attempt, rank] = process

@@ -125,9 +125,9 @@ class Linger:
     after: int
     until: Path
     first: float = 0.1
-    """Seconds that the first slow step takes longer."""
+    """Seconds for which the first of them waits."""
     growth: float = 1.5
-    """By how much the next one is slower: 13 steps last 39 s."""
+    """How much longer each takes than the one before."""
 
     def __call__(self, rank: int) -> None:
         """Prepare a rank that has just been forked."""
