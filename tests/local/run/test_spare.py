@@ -21,7 +21,7 @@ DEADLINE = 240.0
 EXAMPLE = Path(__file__).parents[3] / "examples" / "tiny-llama.yaml"
 T = TypeVar("T")
 
-STEPS = 26
+STEPS = 45
 SCRIPT = (
     'echo "$FTHSDP_REPLICA $FTHSDP_ATTEMPT $$$$" >> {births}; exec python -m tests.local.run.patient {killed} 5 "$@"'
 )
@@ -32,7 +32,7 @@ def manifest(births: Path, killed: Path) -> str:
     job = yaml.safe_load(EXAMPLE.read_text())
     job["spec"] |= {"replicas": 2, "minReplicas": 2, "spares": 1, "podsPerReplica": 1}
     (container,) = job["spec"]["template"]["spec"]["containers"]
-    container["args"] += ["--steps", str(STEPS), "--emulate-compute", "0.1"]
+    container["args"] += ["--steps", str(STEPS), "--emulate-compute", "0.02"]
     container["command"] = ["sh", "-c", SCRIPT.format(births=births, killed=killed), "sh"]
     return yaml.safe_dump(job)
 
