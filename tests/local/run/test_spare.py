@@ -21,7 +21,7 @@ DEADLINE = 240.0
 EXAMPLE = Path(__file__).parents[3] / "examples" / "tiny-llama.yaml"
 T = TypeVar("T")
 
-STEPS = 45
+STEPS = 40
 SCRIPT = (
     'echo "$FTHSDP_REPLICA $FTHSDP_ATTEMPT $$$$" >> {births}; exec python -m tests.local.run.patient {killed} 5 "$@"'
 )

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.local
 def test_a_constant_batch_stays_whole_from_the_step_in_which_a_replica_dies(tmp_path: Path) -> None:
     arguments = (*brief(steps=18, compute=0.02), "--batch-size", "4", "--micro-batch-size", "1")
     environment = {"FTHSDP_BATCH_POLICY": "Constant"}
-    with running(Job(tmp_path, arguments=arguments, environment=environment, lingers_after=5)) as job:
+    with running(Job(tmp_path, ranks=1, arguments=arguments, environment=environment, lingers_after=5)) as job:
         job.wait_for_step(3)
         job.kill(1)
         job.start_replica(1, attempt=1)
@@ -28,7 +28,7 @@ def test_a_constant_batch_stays_whole_from_the_step_in_which_a_replica_dies(tmp_
 
 def test_who_catches_up_replays_the_learning_rates_of_the_steps_that_were_smaller(tmp_path: Path) -> None:
     arguments, environment = brief(steps=18, compute=0.02), {"FTHSDP_LR_POLICY": "Sqrt"}
-    with running(Job(tmp_path, arguments=arguments, environment=environment, lingers_after=5)) as job:
+    with running(Job(tmp_path, ranks=1, arguments=arguments, environment=environment, lingers_after=5)) as job:
         job.wait_for_step(3)
         job.kill(1)
         job.start_replica(1, attempt=1)

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.local
 
 def test_each_sample_of_each_lane_is_trained_once_though_a_replica_dies_and_comes_back(tmp_path: Path) -> None:
     arguments = (*brief(steps=18, compute=0.02), "--lanes", "16")
-    with running(Job(tmp_path, arguments=arguments, lingers_after=5)) as job:
+    with running(Job(tmp_path, ranks=1, arguments=arguments, lingers_after=5)) as job:
         job.wait_for_step(3)
         job.kill(2)
         job.start_replica(2, attempt=1)
@@ -31,7 +31,7 @@ def test_each_sample_of_each_lane_is_trained_once_though_a_replica_dies_and_come
 
 def test_a_number_of_lanes_that_only_one_replica_has_ends_it(tmp_path: Path) -> None:
     arguments = (*brief(steps=18, compute=0.02), "--lanes", "16")
-    with running(Job(tmp_path, arguments=arguments, lingers_after=5)) as job:
+    with running(Job(tmp_path, ranks=1, arguments=arguments, lingers_after=5)) as job:
         job.wait_for_step(3)
         job.kill(2)
         job.arguments = (*arguments[:-1], "8")
