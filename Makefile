@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 CRD := crds/fthsdpjobs.yaml
 DEMO := runs/demo
 
-.PHONY: setup demo test test-here lint unit e2e soak bench bench-quick generate clean
+.PHONY: setup demo test test-processes test-cluster lint unit e2e soak bench bench-quick generate clean
 
 setup: $(READY)
 
@@ -20,12 +20,16 @@ $(READY): pyproject.toml
 demo: setup
 	$(VENV)/bin/fthsdp run examples/tiny-llama.yaml --out $(DEMO) --inject kill:replica=2@step=20
 
-# Side by side: those on a cluster wait most of their time.
+# Side by side, and about equally long: those on a cluster wait most of their time.
 test: lint
-	$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-here e2e
+	$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-processes test-cluster
 
-test-here: setup
-	$(PYTHON) -m pytest tests/unit tests/simulation tests/local
+test-processes: setup
+	$(PYTHON) -m pytest tests/simulation tests/local
+
+test-cluster: setup
+	$(PYTHON) -m pytest tests/unit
+	$(PYTHON) -m pytest tests/cluster
 
 lint: setup
 	$(VENV)/bin/ruff check .

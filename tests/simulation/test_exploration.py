@@ -18,13 +18,13 @@ def expect_nothing(covered: Covered, capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_random_jobs_with_random_faults(capsys: pytest.CaptureFixture[str]) -> None:
-    covered = explore(map(random_case, count()), events=300_000)
+    covered = explore(map(random_case, count()), events=150_000)
     expect_nothing(covered, capsys)
     assert covered.endings.keys() >= {"normal", "retried", "rolled-forward", "joined"}
 
 
 def test_faults_close_upon_each_other(capsys: pytest.CaptureFixture[str]) -> None:
-    expect_nothing(explore(map(skirmish_case, count()), events=200_000), capsys)
+    expect_nothing(explore(map(skirmish_case, count()), events=100_000), capsys)
 
 
 def test_every_fault_at_every_point_of_two_steps(capsys: pytest.CaptureFixture[str]) -> None:
@@ -34,7 +34,7 @@ def test_every_fault_at_every_point_of_two_steps(capsys: pytest.CaptureFixture[s
 def test_two_faults_at_points_spread_over_all_pairs(capsys: pytest.CaptureFixture[str]) -> None:
     """All pairs take hours (``make soak`` goes on with them): every test run tries one in some thousands."""
     chosen = islice(pairs(SEED, stride=97), 0, None, 53)
-    expect_nothing(explore((small_case(SEED, faults) for faults in chosen), events=200_000), capsys)
+    expect_nothing(explore((small_case(SEED, faults) for faults in chosen), events=60_000), capsys)
 
 
 def test_a_run_is_replayed_from_its_number() -> None:

@@ -18,6 +18,7 @@ import contextlib
 import fcntl
 import os
 import shutil
+import time
 from pathlib import Path
 from typing import IO
 
@@ -26,6 +27,12 @@ from fthsdp.errors import ConfigError
 __all__ = ["RunFolder"]
 
 _MARK = ".fthsdp-run"
+_LOCK_SECONDS = 2.0
+"""How long a folder may stay locked before its run counts as going on.
+
+A child between fork and exec holds its parent's open files: of a run that was killed in that instant, the lock outlives
+the process until the child executes its program, which takes longer on a busy machine.
+"""
 
 
 class RunFolder:
@@ -110,12 +117,16 @@ def _refuse_foreign(path: Path) -> None:
 
 def _locked(mark: Path) -> IO[str]:
     lock = mark.open("a")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.close()
-        raise ConfigError(f"--out {mark.parent} is in use by another 'fthsdp run'") from None
-    return lock
+    deadline = time.monotonic() + _LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return lock
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                lock.close()
+                raise ConfigError(f"--out {mark.parent} is in use by another 'fthsdp run'") from None
+        time.sleep(0.02)
 
 
 def _clear(path: Path) -> None:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import IO
 
 from tests.cluster.kube.binaries import build_missing, missing_programs, program_folder
 from tests.cluster.kube.control_plane import start_control_plane
@@ -40,6 +41,12 @@ _PACKAGE_OF = {
 }
 """What has to be installed, by the command that shows that it is; the pods' network plugins are no commands."""
 _CNI_PACKAGE = "containernetworking-plugins"
+_LOCK_SECONDS = 5.0
+"""How long the cluster may stay locked before a run that uses it counts as alive.
+
+A child between fork and exec holds its parent's open files: of a run that was killed in that instant, the lock outlives
+the process until the child executes its program, which takes longer on a busy machine.
+"""
 
 
 def why_not_here() -> str:
@@ -155,13 +162,20 @@ def _ready_nodes(cluster: MachineCluster) -> int:
 def _locked(layout: Layout) -> Iterator[None]:
     """Hold the machine's cluster; raises ClusterError when another process does. The kernel frees it at our death."""
     with layout.lock.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ClusterError(
-                f"another test run uses the cluster of this machine ({layout.lock} is locked)"
-            ) from error
+        until(
+            lambda: _lock(file),
+            f"another test run uses the cluster of this machine ({layout.lock} is locked): waited for its end",
+            timeout=_LOCK_SECONDS,
+        )
         yield
+
+
+def _lock(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 @contextmanager

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import multiprocessing
 import os
 import secrets
 import traceback
@@ -18,10 +17,10 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from tests.local.forks import FORKS
+
 DEADLINE = 120.0
 Json = Any
-_FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["fthsdp.group", "fthsdp.recipes.tiny_llama", "fthsdp.checkpoint"])
 
 
 # --- starting ranks ---------------------------------------------------------------------------------------------------
@@ -36,8 +35,8 @@ class Replica:
         self.pipes: list[Connection] = []
         self.processes: list[BaseProcess] = []
         for rank in range(ranks):
-            ours, theirs = _FORKS.Pipe(duplex=False)
-            process = _FORKS.Process(target=_be_a_rank, args=(theirs, rank, ranks, store, task, root, arguments))
+            ours, theirs = FORKS.Pipe(duplex=False)
+            process = FORKS.Process(target=_be_a_rank, args=(theirs, rank, ranks, store, task, root, arguments))
             process.start()
             theirs.close()
             self.pipes.append(ours)

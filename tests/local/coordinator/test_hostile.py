@@ -15,6 +15,7 @@ import pytest
 from fthsdp import wire
 from fthsdp.coordinator.client import OperatorClient
 from fthsdp.coordinator.messages import Hello, MemberState, State
+from fthsdp.coordinator.server import HANDSHAKE_TIMEOUT
 from fthsdp.errors import ConnectionLost, Refused
 from fthsdp.wire import ClientHandshake, open_blocking, receive_frame, send_frame
 
@@ -186,7 +187,7 @@ def test_half_open_connections_keep_nobody_out(process: Any, leaders: list[Any],
     strangers = [dial(process) for _ in range(300)]
     for sock in strangers[:100]:
         sock.sendall(b"\x00\x00")
-    strangers[-1].settimeout(30)
+    strangers[-1].settimeout(HANDSHAKE_TIMEOUT / 2)
     assert is_closed(strangers[-1]), "more than the allowed number of strangers are closed at once"
     for sock in strangers:
         sock.close()
@@ -241,14 +242,14 @@ def test_a_coordinator_that_was_frozen_takes_nobody_out(coordinator: Make, leade
     for one in leaders:
         one.wait_for_epoch(1)
     process.popen.send_signal(signal.SIGSTOP)
-    time.sleep(4)  # what is tested is that this time passes
+    time.sleep(3)  # what is tested is that this time passes
     process.popen.send_signal(signal.SIGCONT)
     undisturbed(process, leaders)
 
 
 def test_the_operator_is_told_that_nobody_is_there_or_that_it_was_refused(process: Any, leaders: list[Any]) -> None:
-    async def ask(address: str, key: bytes) -> Any:
-        client = OperatorClient(address, key, job="job", timeout=5)
+    async def ask(address: str, key: bytes, timeout: float = 30) -> Any:
+        client = OperatorClient(address, key, job="job", timeout=timeout)
         try:
             return await client.status()
         finally:
@@ -257,7 +258,7 @@ def test_the_operator_is_told_that_nobody_is_there_or_that_it_was_refused(proces
     with pytest.raises(Refused, match="does not hold this job's key"):
         asyncio.run(ask(process.address, b"x" * 32))
     with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(ConnectionLost):
-        asyncio.run(ask(f"127.0.0.1:{silent.getsockname()[1]}", KEY))
+        asyncio.run(ask(f"127.0.0.1:{silent.getsockname()[1]}", KEY, timeout=1))
     undisturbed(process, leaders)
     with pytest.raises(ConnectionLost):
         asyncio.run(ask(process.address, KEY))

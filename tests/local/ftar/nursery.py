@@ -1,21 +1,12 @@
-"""A process that becomes the members of a ring: imports once, forks ``n`` times, and ends with its standard input.
-
-``python nursery.py N MODE``: every member connects and activates epoch 1; with MODE ``busy`` it then runs one
-all-reduce after the other, with ``idle`` none. What happens is told as JSON lines on standard output.
-"""
+"""A process that is a member of a ring, and tells through a pipe what happens to it."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import signal
-import socket
-import sys
 import threading
 import time
-
-import torch
+from multiprocessing.connection import Connection
 
 from fthsdp.endpoint import Endpoint
 from fthsdp.environment import Identity
@@ -24,17 +15,32 @@ from fthsdp.ftar import Engine, FtarSettings, RailMember
 
 KEY = b"a key that only tests use"
 NUMEL = 1_000_003
+SETTINGS = FtarSettings(keepalive_interval=0.5, silence_timeout=2.0, connect_timeout=20.0)
 
 
-def tell(**what: object) -> None:
-    os.write(1, (json.dumps(what) + "\n").encode())
+class Teller:
+    """One end of the pipe, used by several threads."""
+
+    def __init__(self, replica: int, pipe: Connection) -> None:
+        self._replica = replica
+        self._pipe = pipe
+        self._lock = threading.Lock()
+
+    def tell(self, event: str, **what: object) -> None:
+        with self._lock:
+            self._pipe.send({"event": event, "replica": self._replica, **what})
 
 
-def member(replica: int, parent: socket.socket, busy: bool) -> None:
+def be_a_member(replica: int, pipe: Connection, busy: bool) -> None:
+    """Connect and activate epoch 1; then run one all-reduce after the other if ``busy``, else none, until it breaks."""
+    import torch
+
+    torch.set_num_threads(1)
+    teller = Teller(replica, pipe)
     broken, connected = threading.Event(), threading.Event()
 
     def on_broken(epoch: int, error: RingBroken) -> None:
-        tell(event="broken", replica=replica, at=time.time(), suspect=error.suspect, reason=str(error))
+        teller.tell("broken", at=time.time(), suspect=error.suspect, reason=str(error))
         broken.set()
 
     endpoint = Endpoint(host="127.0.0.1", key=KEY, job="test")
@@ -50,16 +56,15 @@ def member(replica: int, parent: socket.socket, busy: bool) -> None:
         ),
         key=KEY,
         endpoint=endpoint,
-        settings=FtarSettings(keepalive_interval=0.5, silence_timeout=3.0, connect_timeout=20.0),
+        settings=SETTINGS,
         on_connected=lambda epoch: connected.set(),
         on_broken=on_broken,
     )
-    parent.sendall(endpoint.address.encode() + b"\n")
-    addresses = json.loads(parent.makefile().readline())
-    engine.connect(1, [RailMember(replica=i, attempt=0, address=a) for i, a in enumerate(addresses)])
+    teller.tell("listens", address=endpoint.address)
+    engine.connect(1, [RailMember(replica=i, attempt=0, address=address) for i, address in enumerate(pipe.recv())])
     engine.activate(1)
     connected.wait(20)
-    tell(event="connected", replica=replica, pid=os.getpid())
+    teller.tell("connected", pid=os.getpid())
     source, out = torch.ones(NUMEL), torch.empty(NUMEL)
     step = 0
     with contextlib.suppress(RingBroken):
@@ -67,34 +72,8 @@ def member(replica: int, parent: socket.socket, busy: bool) -> None:
             step += 1
             engine.all_reduce(step=step, bucket=0, source=source, out=out).wait()
             if step == 3:
-                tell(event="busy", replica=replica)
+                teller.tell("busy")
     broken.wait()
     engine.close()
     endpoint.close()
-    tell(event="closed", replica=replica, threads=threading.active_count())
-
-
-def main() -> None:
-    n, busy = int(sys.argv[1]), sys.argv[2] == "busy"
-    pairs = [socket.socketpair() for _ in range(n)]
-    pids = []
-    for replica in range(n):
-        pid = os.fork()
-        if not pid:
-            try:
-                member(replica, pairs[replica][1], busy)
-            finally:
-                os._exit(0)
-        pids.append(pid)
-    addresses = [pair[0].makefile().readline().strip() for pair in pairs]
-    for pair in pairs:
-        pair[0].sendall(json.dumps(addresses).encode() + b"\n")
-    sys.stdin.read()
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-
-
-if __name__ == "__main__":
-    main()
+    teller.tell("closed", threads=threading.active_count())

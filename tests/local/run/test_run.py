@@ -132,9 +132,17 @@ def test_only_the_replica_with_the_dead_pod_starts_again(launcher: Launcher) -> 
     assert process.wait(DEADLINE) == 130
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_an_interrupted_run_ends_within_seconds_and_leaves_no_process(launcher: Launcher, number: int) -> None:
-    process = launcher.start("trap '' TERM; sleep 600; :")  # the shell neither listens nor is alone
+DEAF = "trap '' TERM; sleep 600; :"
+"""A shell that does not listen, and is not alone: it is killed, after seconds."""
+
+
+@pytest.mark.parametrize(
+    ("number", "script"), [(signal.SIGINT, DEAF), (signal.SIGTERM, "exec sleep 600"), (signal.SIGHUP, "exec sleep 600")]
+)
+def test_an_interrupted_run_ends_within_seconds_and_leaves_no_process(
+    launcher: Launcher, number: int, script: str
+) -> None:
+    process = launcher.start(script)
     pids = [pid for *_, pid in launcher.wait_for_births(4)]
     began = time.monotonic()
     process.send_signal(number)
@@ -145,7 +153,7 @@ def test_an_interrupted_run_ends_within_seconds_and_leaves_no_process(launcher: 
 
 
 def test_nothing_survives_a_killed_run(launcher: Launcher) -> None:
-    process = launcher.start("trap '' TERM; sleep 600; :")
+    process = launcher.start(DEAF)
     pids = [pid for *_, pid in launcher.wait_for_births(4)]
     process.kill()
     assert all(ends(pid) for pid in pids)

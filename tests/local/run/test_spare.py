@@ -21,17 +21,19 @@ DEADLINE = 240.0
 EXAMPLE = Path(__file__).parents[3] / "examples" / "tiny-llama.yaml"
 T = TypeVar("T")
 
-STEPS = 80
-SCRIPT = 'echo "$FTHSDP_REPLICA $FTHSDP_ATTEMPT $$$$" >> {births}; exec python -m fthsdp.recipes.tiny_llama "$@"'
+STEPS = 40
+SCRIPT = (
+    'echo "$FTHSDP_REPLICA $FTHSDP_ATTEMPT $$$$" >> {births}; exec python -m tests.local.run.patient {killed} 5 "$@"'
+)
 """Kubernetes makes $$ of $$$$, and the shell its process number of that, which exec keeps."""
 
 
-def manifest(births: Path) -> str:
+def manifest(births: Path, killed: Path) -> str:
     job = yaml.safe_load(EXAMPLE.read_text())
     job["spec"] |= {"replicas": 2, "minReplicas": 2, "spares": 1, "podsPerReplica": 1}
     (container,) = job["spec"]["template"]["spec"]["containers"]
-    container["args"] += ["--steps", str(STEPS), "--emulate-compute", "0.2"]
-    container["command"] = ["sh", "-c", SCRIPT.format(births=births), "sh"]
+    container["args"] += ["--steps", str(STEPS), "--emulate-compute", "0.02"]
+    container["command"] = ["sh", "-c", SCRIPT.format(births=births, killed=killed), "sh"]
     return yaml.safe_dump(job)
 
 
@@ -46,8 +48,8 @@ def wait_for(what: str, look: Callable[[], T | None]) -> T:
 
 
 def test_a_spare_takes_the_place_of_a_replica_in_the_step_in_which_it_dies(tmp_path: Path) -> None:
-    births, printed = tmp_path / "births", tmp_path / "printed"
-    (tmp_path / "job.yaml").write_text(manifest(births))
+    births, killed, printed = tmp_path / "births", tmp_path / "killed", tmp_path / "printed"
+    (tmp_path / "job.yaml").write_text(manifest(births, killed))
     command = [sys.executable, "-m", "fthsdp_operator.cli", "run", "job.yaml", "--out", "run"]
     with printed.open("w") as out, subprocess.Popen(command, cwd=tmp_path, stdout=out, stderr=out) as process:
         try:
@@ -56,6 +58,7 @@ def test_a_spare_takes_the_place_of_a_replica_in_the_step_in_which_it_dies(tmp_p
             victim = min({0, 1, 2} - {spare})
             lines = [line.split() for line in births.read_text().splitlines()]
             os.kill(next(int(pid) for replica, _, pid in lines if int(replica) == victim), signal.SIGKILL)
+            killed.touch()
             assert process.wait(DEADLINE) == 0, printed.read_text()
         finally:
             process.kill()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import multiprocessing
 import os
 import signal
 import socket
@@ -23,7 +22,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tests.local.training.points import count_passes
+from tests.local.forks import FORKS
+from tests.local.training.points import Linger, count_passes
 
 DEADLINE = 120.0
 """Seconds for anything: a run takes some twenty, and the machine may be busy."""
@@ -31,14 +31,11 @@ TEXT = Path(argparse.__file__)
 """Enough to learn from for runs in which only the failures matter."""
 T = TypeVar("T")
 
-_FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["tests.local.training.points"])
-
 
 def _be_a_rank(
-    log: Path, environment: Mapping[str, str], arguments: Sequence[str], trouble: Callable[[int], None] | None
+    log: Path, environment: Mapping[str, str], arguments: Sequence[str], troubles: Sequence[Callable[[int], None]]
 ) -> None:
-    """Run the recipe in a forked process, as its container would, but for the trouble that this one is to make."""
+    """Run the recipe in a forked process, as its container would, but for the troubles that this one is to make."""
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(output, 1)
     os.dup2(output, 2)
@@ -50,7 +47,7 @@ def _be_a_rank(
 
     torch.set_num_threads(1)
     count_passes(log.with_suffix(".passes"))
-    if trouble is not None:
+    for trouble in troubles:
         trouble(int(environment["FTHSDP_POD_INDEX"]))
     sys.exit(tiny_llama.main(arguments))
 
@@ -97,6 +94,10 @@ class Job:
     """Of every rank, besides who it is."""
     trouble: Mapping[tuple[int, int], Callable[[int], None]] = field(default_factory=dict)
     """By replica and attempt: called in each of its ranks (with its number) before training begins."""
+    lingers_after: int | None = None
+    """The step after which the run waits for ``finish``, in steps that take longer and longer."""
+    growth: float = 1.5
+    """By how much each of these takes longer than the one before: 13 of them last 39 s."""
     port: int = field(default_factory=free_port)
     coordinator: subprocess.Popen[bytes] | None = None
     processes: dict[tuple[int, int, int], BaseProcess] = field(default_factory=dict)
@@ -106,6 +107,10 @@ class Job:
     def record(self) -> Path:
         """The run record's folder."""
         return self.folder / "record"
+
+    @property
+    def _awaited(self) -> Path:
+        return self.folder / "awaited"
 
     def start(self) -> Job:
         """Start the coordinator and all replicas."""
@@ -143,8 +148,10 @@ class Job:
                 **self.environment,
             }
             log = self.folder / f"r{replica}-a{attempt}-{rank}.log"
-            trouble = self.trouble.get((replica, attempt))
-            process = _FORKS.Process(target=_be_a_rank, args=(log, environment, self.arguments, trouble), daemon=True)
+            troubles = [self.trouble[replica, attempt]] if (replica, attempt) in self.trouble else []
+            if self.lingers_after is not None:
+                troubles.append(Linger(after=self.lingers_after, until=self._awaited, growth=self.growth))
+            process = FORKS.Process(target=_be_a_rank, args=(log, environment, self.arguments, troubles), daemon=True)
             process.start()
             self.processes[replica, attempt, rank] = process
 
@@ -217,6 +224,7 @@ class Job:
     def finish(self) -> dict[str, Any]:
         """Wait until everything has ended by itself, and return the report."""
         assert self.coordinator is not None
+        self._awaited.touch()
         wait_for("the end of the run", self._ended)
         assert self.coordinator.returncode == 0, self.logs()
         report: dict[str, Any] = json.loads((self.record / "report.json").read_text())

@@ -120,17 +120,24 @@ class OtherWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Linger:
-    """Steps after this one are slow until a file is there, so that a run does not end before a test is done with it."""
+    """Steps after this one take longer and longer until a file is there, so that the run waits for its test."""
 
     after: int
     until: Path
+    first: float = 0.1
+    """Seconds for which the first of them waits."""
+    growth: float = 1.5
+    """How much longer each takes than the one before."""
 
     def __call__(self, rank: int) -> None:
         """Prepare a rank that has just been forked."""
 
         def linger(group: ReplicaGroup, number: int) -> None:
-            if number > self.after and not self.until.exists():
-                time.sleep(0.5)
+            if number <= self.after:
+                return
+            end = time.monotonic() + self.first * self.growth ** (number - self.after - 1)
+            while not self.until.exists() and (left := end - time.monotonic()) > 0:
+                time.sleep(min(left, 0.02))
 
         _before(ReplicaGroup, "_seed", linger)
 

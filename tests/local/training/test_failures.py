@@ -6,13 +6,13 @@ import signal
 from pathlib import Path
 
 import pytest
-from tests.local.training.job import Job, assert_sound, running
+from tests.local.training.job import Job, assert_sound, brief, running
 
 pytestmark = pytest.mark.local
 
 
 def test_a_run_without_failures(tmp_path: Path) -> None:
-    with running(Job(tmp_path, arguments=("--steps", "6", "--emulate-compute", "0.02"))) as job:
+    with running(Job(tmp_path, arguments=brief(steps=6, compute=0.02))) as job:
         report = job.finish()
         assert_sound(report, steps=6)
         assert report["failures"] == []
@@ -21,32 +21,32 @@ def test_a_run_without_failures(tmp_path: Path) -> None:
 
 
 def test_survivors_finish_the_step_and_the_killed_replica_comes_back(tmp_path: Path) -> None:
-    with running(Job(tmp_path, arguments=("--steps", "60", "--emulate-compute", "0.1"))) as job:
-        job.wait_for_step(5)
+    with running(Job(tmp_path, arguments=brief(steps=18, compute=0.02), lingers_after=5)) as job:
+        job.wait_for_step(3)
         job.kill(2)
         job.start_replica(2, attempt=1)
         job.wait_for_active(2, attempt=1)
         report = job.finish()
-        assert_sound(report, steps=60)
+        assert_sound(report, steps=18)
         assert [(f["replica"], f["attempt"]) for f in report["failures"]] == [(2, 0)]
         assert [(j["replica"], j["attempt"]) for j in report["joins"]] == [(2, 1)]
         survivors = [s for s in job.steps() if s["replica"] == 0]
-        assert [s["step"] for s in survivors] == list(range(1, 61))
+        assert [s["step"] for s in survivors] == list(range(1, 19))
 
 
 def test_a_dead_rank_that_is_not_the_leader_takes_its_replica_out(tmp_path: Path) -> None:
-    with running(Job(tmp_path, arguments=("--steps", "40", "--emulate-compute", "0.1"))) as job:
-        job.wait_for_step(5)
+    with running(Job(tmp_path, arguments=brief(steps=18, compute=0.02), lingers_after=5)) as job:
+        job.wait_for_step(3)
         job.kill(1, rank=1)
         assert job.exit_code(1, rank=0) != 0
         report = job.finish()
-        assert_sound(report, steps=40)
+        assert_sound(report, steps=18)
         assert [f["replica"] for f in report["failures"]] == [1]
 
 
 def test_a_frozen_replica_is_taken_out_and_refused_when_it_thaws(tmp_path: Path) -> None:
-    arguments = ("--steps", "60", "--emulate-compute", "0.15")
-    with running(Job(tmp_path, silence_timeout=5.0, arguments=arguments)) as job:
+    arguments = brief(steps=22, compute=0.02)
+    with running(Job(tmp_path, silence_timeout=5.0, arguments=arguments, lingers_after=9)) as job:
         job.wait_for_step(5)
         before = max(s["step"] for s in job.steps())
         job.signal(2, signal.SIGSTOP)
@@ -54,23 +54,23 @@ def test_a_frozen_replica_is_taken_out_and_refused_when_it_thaws(tmp_path: Path)
         job.signal(2, signal.SIGCONT)
         assert job.exit_code(2) == 77
         report = job.finish()
-        assert_sound(report, steps=60)
+        assert_sound(report, steps=22)
         assert [f["replica"] for f in report["failures"]] == [2]
 
 
 def test_a_replica_that_is_told_to_stop_leaves_at_a_boundary(tmp_path: Path) -> None:
-    with running(Job(tmp_path, arguments=("--steps", "40", "--emulate-compute", "0.1"))) as job:
+    with running(Job(tmp_path, arguments=brief(steps=18, compute=0.02), lingers_after=5)) as job:
         job.wait_for_step(5)
         job.signal(2, signal.SIGTERM, rank=1)
         assert [job.exit_code(2, rank=w) for w in range(2)] == [0, 0]
         report = job.finish()
-        assert_sound(report, steps=40)
+        assert_sound(report, steps=18)
         assert report["failures"] == []
         assert all(s["outcome"] == "normal" for s in job.steps())
 
 
 def test_training_goes_on_without_the_coordinator_and_changes_wait_for_it(tmp_path: Path) -> None:
-    with running(Job(tmp_path, arguments=("--steps", "60", "--emulate-compute", "0.1"))) as job:
+    with running(Job(tmp_path, arguments=brief(steps=24, compute=0.02), lingers_after=11)) as job:
         job.wait_for_step(5)
         job.kill_coordinator()
         job.start_coordinator()
@@ -79,24 +79,23 @@ def test_training_goes_on_without_the_coordinator_and_changes_wait_for_it(tmp_pa
         job.start_replica(0, attempt=1)
         job.wait_for_active(0, attempt=1)
         report = job.finish()
-        assert_sound(report, steps=60)
+        assert_sound(report, steps=24)
 
 
 def test_below_min_replicas_the_job_pauses_and_goes_on_where_it_was(tmp_path: Path) -> None:
-    arguments = ("--steps", "40", "--emulate-compute", "0.1")
-    with running(Job(tmp_path, replicas=2, min_replicas=2, arguments=arguments)) as job:
-        job.wait_for_step(5)
+    arguments = brief(steps=18, compute=0.02)
+    with running(Job(tmp_path, replicas=2, min_replicas=2, arguments=arguments, lingers_after=5)) as job:
+        job.wait_for_step(3)
         job.kill(1)
         job.start_replica(1, attempt=1)
         job.wait_for_active(1, attempt=1)
         report = job.finish()
-        assert_sound(report, steps=40)
+        assert_sound(report, steps=18)
         assert {len(s["contributors"]) for s in job.steps()} <= {1, 2}
 
 
 def test_one_replica_of_one_rank_is_a_job_too(tmp_path: Path) -> None:
-    arguments = ("--steps", "5", "--emulate-compute", "0.01")
-    with running(Job(tmp_path, replicas=1, ranks=1, arguments=arguments)) as job:
+    with running(Job(tmp_path, replicas=1, ranks=1, arguments=brief(steps=5, compute=0.01))) as job:
         report = job.finish()
         assert report["steps_final"] == 5
         assert report["samples"]["missing"] == 0

@@ -10,8 +10,8 @@ import pytest
 from tests.local.training.job import Job, assert_sound, running
 
 pytestmark = pytest.mark.local
-STEPS = 60
-WINDOW = 15
+STEPS = 40
+WINDOW = 10
 """Steps at the end over which the loss is averaged."""
 
 
@@ -22,12 +22,12 @@ def curve(job: Job) -> list[tuple[int, float]]:
 
 
 def test_a_loss_curve_with_a_failure_ends_within_the_noise_of_one_without(tmp_path: Path) -> None:
-    arguments = ("--steps", str(STEPS), "--emulate-compute", "0.05")
-    with running(Job(tmp_path / "smooth", arguments=arguments)) as job:
+    arguments = ("--steps", str(STEPS), "--emulate-compute", "0.02")
+    with running(Job(tmp_path / "smooth", ranks=1, arguments=arguments)) as job:
         assert_sound(job.finish(), steps=STEPS)
         smooth = curve(job)
-    with running(Job(tmp_path / "broken", arguments=arguments)) as job:
-        job.wait_for_step(10)
+    with running(Job(tmp_path / "broken", ranks=1, arguments=arguments, lingers_after=STEPS - 15 - WINDOW)) as job:
+        job.wait_for_step(8)
         job.kill(2)
         job.start_replica(2, attempt=1)
         job.wait_for_active(2, attempt=1)

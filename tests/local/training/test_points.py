@@ -59,7 +59,8 @@ def test_a_joiner_that_is_killed_while_it_catches_up_disturbs_nobody_and_comes_a
     tmp_path: Path, point: str, rank: int
 ) -> None:
     kill = Kill(point=point, step=BEFORE_TRAINING, rank=rank, marker=tmp_path / "reached")
-    with running(Job(tmp_path, arguments=brief(steps=50, compute=0.1), trouble={(2, 1): kill})) as job:
+    arguments = brief(steps=18, compute=0.02)
+    with running(Job(tmp_path, arguments=arguments, trouble={(2, 1): kill}, lingers_after=5)) as job:
         job.wait_for_step(2)
         job.kill(2)
         job.start_replica(2, attempt=1)
@@ -68,8 +69,8 @@ def test_a_joiner_that_is_killed_while_it_catches_up_disturbs_nobody_and_comes_a
         job.start_replica(2, attempt=2)
         job.wait_for_active(2, attempt=2)
         report = job.finish()
-        assert_sound(report, steps=50)
-        assert_computed_once(job, (0, 1), steps=50)
+        assert_sound(report, steps=18)
+        assert_computed_once(job, (0, 1), steps=18)
         assert [(f["replica"], f["attempt"]) for f in report["failures"]] == [(2, 0), (2, 1)]
         assert [(j["replica"], j["attempt"]) for j in report["joins"]] == [(2, 2)]
         assert not job.passes(2, attempt=2)[0] <= 2

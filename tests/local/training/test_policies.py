@@ -5,35 +5,36 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.local.training.job import Job, assert_sound, running
+from tests.local.training.job import Job, assert_sound, brief, running
 
 pytestmark = pytest.mark.local
 
 
 def test_a_constant_batch_stays_whole_from_the_step_in_which_a_replica_dies(tmp_path: Path) -> None:
-    arguments = ("--steps", "50", "--emulate-compute", "0.1", "--batch-size", "4", "--micro-batch-size", "1")
-    with running(Job(tmp_path, arguments=arguments, environment={"FTHSDP_BATCH_POLICY": "Constant"})) as job:
-        job.wait_for_step(5)
+    arguments = (*brief(steps=18, compute=0.02), "--batch-size", "4", "--micro-batch-size", "1")
+    environment = {"FTHSDP_BATCH_POLICY": "Constant"}
+    with running(Job(tmp_path, ranks=1, arguments=arguments, environment=environment, lingers_after=5)) as job:
+        job.wait_for_step(3)
         job.kill(1)
         job.start_replica(1, attempt=1)
         job.wait_for_active(1, attempt=1)
         report = job.finish()
-        assert_sound(report, steps=50)
+        assert_sound(report, steps=18)
         steps = job.steps()
     assert {step["total_samples"] for step in steps} == {12}
     assert (0, 2) in {tuple(step["contributors"]) for step in steps}
-    assert report["samples"] == {"trained": 50 * 12, "duplicated": 0, "missing": 0, "pending": 0}
+    assert report["samples"] == {"trained": 18 * 12, "duplicated": 0, "missing": 0, "pending": 0}
 
 
 def test_who_catches_up_replays_the_learning_rates_of_the_steps_that_were_smaller(tmp_path: Path) -> None:
-    arguments = ("--steps", "60", "--emulate-compute", "0.1")
-    with running(Job(tmp_path, arguments=arguments, environment={"FTHSDP_LR_POLICY": "Sqrt"})) as job:
-        job.wait_for_step(5)
+    arguments, environment = brief(steps=18, compute=0.02), {"FTHSDP_LR_POLICY": "Sqrt"}
+    with running(Job(tmp_path, ranks=1, arguments=arguments, environment=environment, lingers_after=5)) as job:
+        job.wait_for_step(3)
         job.kill(1)
         job.start_replica(1, attempt=1)
         job.wait_for_active(1, attempt=1)
         report = job.finish()
-        assert_sound(report, steps=60)
+        assert_sound(report, steps=18)
     assert [(join["replica"], join["attempt"]) for join in report["joins"]] == [(1, 1)]
     assert report["joins"][0]["replayed_steps"] >= 1
 

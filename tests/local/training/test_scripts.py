@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.local.training.job import Job, assert_sound, running
+from tests.local.training.job import Job, assert_sound, brief, running
 
 pytestmark = pytest.mark.local
 
 
-ARGUMENTS = ("--steps", "6", "--emulate-compute", "0.02")
+ARGUMENTS = brief(steps=6, compute=0.02)
 
 
 class WithAnOddReplica(Job):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.local.training.job import Job, assert_sound, running
+from tests.local.training.job import Job, assert_sound, brief, running
 
 from fthsdp.data.lanes import POSITIONS
 
@@ -13,14 +13,14 @@ pytestmark = pytest.mark.local
 
 
 def test_each_sample_of_each_lane_is_trained_once_though_a_replica_dies_and_comes_back(tmp_path: Path) -> None:
-    arguments = ("--steps", "60", "--emulate-compute", "0.1", "--lanes", "16")
-    with running(Job(tmp_path, arguments=arguments)) as job:
-        job.wait_for_step(5)
+    arguments = (*brief(steps=18, compute=0.02), "--lanes", "16")
+    with running(Job(tmp_path, ranks=1, arguments=arguments, lingers_after=5)) as job:
+        job.wait_for_step(3)
         job.kill(2)
         job.start_replica(2, attempt=1)
         job.wait_for_active(2, attempt=1)
         report = job.finish()
-        assert_sound(report, steps=60)
+        assert_sound(report, steps=18)
         assert [f["replica"] for f in report["failures"]] == [2]
         parts = {tuple(part) for step in job.steps() for part in step["trained"]}
     assert {start // POSITIONS for start, _ in parts} == set(range(16))
@@ -30,12 +30,12 @@ def test_each_sample_of_each_lane_is_trained_once_though_a_replica_dies_and_come
 
 
 def test_a_number_of_lanes_that_only_one_replica_has_ends_it(tmp_path: Path) -> None:
-    arguments = ("--steps", "60", "--emulate-compute", "0.1", "--lanes", "16")
-    with running(Job(tmp_path, arguments=arguments)) as job:
-        job.wait_for_step(5)
+    arguments = (*brief(steps=18, compute=0.02), "--lanes", "16")
+    with running(Job(tmp_path, ranks=1, arguments=arguments, lingers_after=5)) as job:
+        job.wait_for_step(3)
         job.kill(2)
         job.arguments = (*arguments[:-1], "8")
         job.start_replica(2, attempt=1)
         assert job.exit_code(2, attempt=1) == 2
         assert "the dataset has 8 lanes and this run 16 lanes: they have to be the same" in job.log("r2-a1-0")
-        assert_sound(job.finish(), steps=60)
+        assert_sound(job.finish(), steps=18)

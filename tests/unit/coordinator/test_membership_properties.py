@@ -519,7 +519,7 @@ class MembershipsWithASpare(Memberships):
 
 
 Memberships.TestCase.settings = MembershipsWithASpare.TestCase.settings = settings(
-    max_examples=40, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=25, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 TestMemberships = Memberships.TestCase
 TestMembershipsWithASpare = MembershipsWithASpare.TestCase

@@ -1,5 +1,9 @@
 """When a run folder may be replaced, and that secrets in it are private and short-lived."""
 
+from __future__ import annotations
+
+import fcntl
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -43,6 +47,15 @@ def test_a_folder_in_use_is_refused_and_stays_whole(tmp_path: Path) -> None:
         RunFolder.claim(tmp_path / "run")
     assert (held.path / "steps.jsonl").exists()
     held.close()
+
+
+def test_a_child_that_a_killed_run_was_about_to_start_does_not_keep_the_folder(tmp_path: Path) -> None:
+    RunFolder.claim(tmp_path / "run").close()
+    with (tmp_path / "run" / ".fthsdp-run").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        child = subprocess.Popen(["sleep", "0.3"], pass_fds=[lock.fileno()])
+    with child:
+        RunFolder.claim(tmp_path / "run").close()
 
 
 def test_links_in_an_earlier_run_are_removed_but_not_followed(tmp_path: Path) -> None:

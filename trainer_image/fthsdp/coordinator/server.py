@@ -252,6 +252,7 @@ class Coordinator:
         if self._strangers >= MOST_STRANGERS:
             writer.transport.abort()
             return
+        self._strangers += 1  # here, because many may come before the first of their tasks begins
         handler = asyncio.create_task(self._serve(reader, writer))
         self._handlers.add(handler)
         handler.add_done_callback(self._handlers.discard)
@@ -276,8 +277,7 @@ class Coordinator:
             asyncio.get_running_loop().call_later(FAREWELL_TIMEOUT, writer.transport.abort)
 
     async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Json:
-        """Shake hands; raises WireError."""
-        self._strangers += 1
+        """Shake hands, and be no stranger after that; raises WireError."""
         try:
             hello = await accept_async(
                 reader, writer, self._key, job=self._job, judge=_judge, timeout=HANDSHAKE_TIMEOUT
