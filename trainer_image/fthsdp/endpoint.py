@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fthsdp.errors import ConfigError, NotReady, Refused, WireError
+from fthsdp.tls import Tls
 from fthsdp.wire import Json, accept_blocking
 
 __all__ = ["Endpoint"]
@@ -45,14 +46,16 @@ class _Service:
 class Endpoint:
     """A listening socket, a thread that accepts, and a thread for each connection until its handler returns."""
 
-    def __init__(self, *, host: str, key: bytes, job: str) -> None:
-        """Listen on a free port of ``host``; raises ConfigError when that is no address.
+    def __init__(self, *, host: str, key: bytes, job: str, tls: Tls | None = None) -> None:
+        """Listen on a free port of ``host``, with TLS or without; raises ConfigError when that is no address.
 
         Where ``host`` is not an address of this machine (the pod sits behind address translation), all addresses
         are listened on and ``host`` is what others are told.
         """
         self._key = key
         self._job = job
+        self.tls = tls
+        """What goes for connections to this endpoint goes for those that its rank dials to others."""
         self._listener = _listen(host)
         shown = f"[{host}]" if ":" in host else host
         self.address = f"{shown}:{self._listener.getsockname()[1]}"
@@ -111,6 +114,7 @@ class Endpoint:
                 # Out of descriptors: the connection stays in the queue until some are free.
                 select.select([self._waker], [], [], _LOOK_AGAIN)
             return
+        sock = sock if self.tls is None else self.tls.accepted(sock)
         thread = threading.Thread(target=self._serve, args=(sock,), name="fthsdp-connection", daemon=True)
         with self._lock:
             if self._closed:

@@ -29,6 +29,7 @@ __all__ = [
     "POD_IP",
     "PROCESSES_PER_POD",
     "REPLICA",
+    "TLS_DIR",
     "Identity",
     "checkpoint_place",
     "read_job_key",
@@ -50,6 +51,8 @@ COORDINATOR = "FTHSDP_COORDINATOR"
 """host:port of the job's coordinator."""
 JOB_KEY_FILE = "FTHSDP_JOB_KEY_FILE"
 """File with the job's key. A file, not a variable, so that it does not show in process listings or crash reports."""
+TLS_DIR = "FTHSDP_TLS_DIR"
+"""Folder with tls.crt, tls.key and ca.crt: connections are encrypted with them; they are not where unset."""
 POD_IP = "FTHSDP_POD_IP"
 """Address at which other replicas reach this pod; 127.0.0.1 where unset."""
 BATCH_POLICY = "FTHSDP_BATCH_POLICY"

@@ -7,6 +7,7 @@
     ├── WireError               what came over a connection is not what the protocol says
     │   ├── ConnectionLost      the peer closed, or went silent
     │   └── Refused             the peer answered, and said no: wrong job key, stale attempt, other protocol version
+    │       └── Untrusted       one side does not accept the other's certificate, which a renewed one may mend
     ├── RingBroken              a collective across replicas ended early; the step protocol handles it
     ├── ReplicaLost             this replica is out of step with the others and must start again as a joiner
     │   └── StateDiverged       its digest is not the others'
@@ -24,6 +25,7 @@ __all__ = [
     "ReplicaLost",
     "RingBroken",
     "StateDiverged",
+    "Untrusted",
     "WireError",
 ]
 
@@ -46,6 +48,10 @@ class ConnectionLost(WireError):
 
 class Refused(WireError):
     """The peer answered and refused us; the message is its reason."""
+
+
+class Untrusted(Refused):
+    """One side does not accept the certificate of the other: expired, not valid yet, or of another authority."""
 
 
 class RingBroken(FthsdpError):

@@ -54,6 +54,7 @@ from fthsdp.ranges import Range
 from fthsdp.rank import Parts, Rank
 from fthsdp.replica import Follower, LeaderShell, RankPort, Reporter
 from fthsdp.state import TrainState
+from fthsdp.tls import Tls
 from fthsdp.vote import FOR_EVER, gather
 
 __all__ = ["LONGEST_TURN", "ReplicaGroup", "Step", "replica_group"]
@@ -133,7 +134,9 @@ class Step:
 class ReplicaGroup:
     """This process's place in its replica and in the job. Made by ``replica_group()``."""
 
-    def __init__(self, identity: Identity, key: bytes, *, seed: int, settings: FtarSettings, started: float) -> None:
+    def __init__(
+        self, identity: Identity, key: bytes, *, tls: Tls | None, seed: int, settings: FtarSettings, started: float
+    ) -> None:
         self.identity = identity
         self.seed = seed
         self.device = torch.device("cpu")
@@ -145,12 +148,13 @@ class ReplicaGroup:
         self._let_go = threading.Event()
         """The run is over for this replica: finished, or let go at a boundary."""
         self._key = key
+        self._tls = tls
         self._settings = settings
         self._started = started
         self._process_group = _join_replica(identity)
         self.mesh: DeviceMesh = init_device_mesh("cpu", (identity.world_size,))
         """The ranks of this replica: give it to ``fully_shard``."""
-        self._endpoint = Endpoint(host=identity.host, key=key, job=identity.job)
+        self._endpoint = Endpoint(host=identity.host, key=key, job=identity.job, tls=tls)
         self._shelf = Shelf()
         self._endpoint.serve(FETCH, self._shelf.serve)
         self._checkpoints: Checkpoints | None = None
@@ -229,7 +233,7 @@ class ReplicaGroup:
             engine=self._engine,
             port=self._port,
             shelf=self._shelf,
-            fetcher=Fetcher(key=self._key, job=self.identity.job),
+            fetcher=Fetcher(key=self._key, job=self.identity.job, tls=self._tls),
             reporter=self._reporter,
             shell=self._shell,
             checkpoints=self._checkpoints,
@@ -289,7 +293,9 @@ class ReplicaGroup:
                 self._client(addresses), timeout=_START_TIMEOUT, silence_timeout=self._settings.silence_timeout
             )
         else:
-            self._reporter = self._follower = Follower(addresses[0], self._key, identity=self.identity, port=self._port)
+            self._reporter = self._follower = Follower(
+                addresses[0], self._key, identity=self.identity, port=self._port, tls=self._tls
+            )
             self._follower.start()
 
     def _client(self, addresses: tuple[str, ...]) -> LeaderClient:
@@ -297,6 +303,7 @@ class ReplicaGroup:
         return LeaderClient(
             address=self.identity.coordinator,
             key=self._key,
+            tls=self._tls,
             job=self.identity.job,
             replica=self.identity.replica,
             attempt=self.identity.attempt,
@@ -352,6 +359,7 @@ def replica_group(*, seed: int = 0, settings: FtarSettings | None = None) -> Ite
         group = ReplicaGroup(
             identity,
             read_job_key(),
+            tls=Tls.from_environment(),
             seed=seed,
             settings=settings or FtarSettings.from_environment(),
             started=_process_start(),

@@ -23,6 +23,7 @@ from fthsdp.environment import Identity
 from fthsdp.errors import ConnectionLost, Refused, RingBroken, WireError
 from fthsdp.ftar import Engine, RailMember
 from fthsdp.protocol.leader import AskRanks, Cancel, Connect, Effect, Heard, Leader, TellCoordinator
+from fthsdp.tls import Tls
 from fthsdp.wire import (
     Json,
     decode_common,
@@ -333,12 +334,14 @@ def _report(report: Json) -> RankReport:
 class Follower:
     """A rank other than the leader: notices go to the leader, its commands to this rank's port."""
 
-    def __init__(self, address: str, key: bytes, *, identity: Identity, port: RankPort) -> None:
+    def __init__(self, address: str, key: bytes, *, identity: Identity, port: RankPort, tls: Tls | None = None) -> None:
         self._port = port
         self._lock = threading.Lock()
         self._closed = threading.Event()
         details: Json = {"replica": identity.replica, "rank": identity.rank}
-        self._sock = open_blocking(address, key, job=identity.job, purpose=PURPOSE, details=details, timeout=30.0)
+        self._sock = open_blocking(
+            address, key, job=identity.job, purpose=PURPOSE, details=details, timeout=30.0, tls=tls
+        )
         self._thread = threading.Thread(target=self._listen, name="fthsdp-follower", daemon=True)
 
     def start(self) -> None:

@@ -9,6 +9,9 @@ over the whole hello, compared in constant time), before anything else is read::
     client → server   answer:    proof
     server → client   accepted: true                   or   refused: reason
 
+Where TLS is on, it comes first: the handshake runs inside, and its proofs cover the certificates of both sides too. A
+hello of the wrong sort, with TLS or without it, is told so in words that the other side can read.
+
 The state of a handshake is pure (``ClientHandshake``, ``ServerHandshake``); blocking and asyncio connections are thin
 shells around it.
 """
@@ -21,12 +24,14 @@ import hmac
 import json
 import secrets
 import socket
+import ssl
 import struct
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
 from fthsdp.errors import ConnectionLost, Refused, WireError
+from fthsdp.tls import NEEDS_NO_TLS, NEEDS_TLS, Tls, TlsSocket, binding_of, explained
 
 __all__ = [
     "PROTOCOL",
@@ -40,6 +45,7 @@ __all__ = [
     "encode_frame",
     "frame_text",
     "greet_blocking",
+    "hold_back",
     "open_async",
     "open_blocking",
     "parse_address",
@@ -59,6 +65,10 @@ LARGEST_HELLO = 64 << 10
 _COMMON = 1 << 10
 """Bytes of a message that many may say."""
 _LENGTH = struct.Struct("!I")
+_TLS_RECORD = b"\x16\x03"
+"""How a TLS hello begins. A frame of that length is larger than any may be."""
+_PLAIN = b"\0"
+"""How every plain hello begins."""
 
 Json = dict[str, Any]
 """A decoded frame."""
@@ -99,6 +109,8 @@ def decode_common(body: bytes) -> Json:
 
 
 def _checked_length(header: bytes, largest: int) -> int:
+    if header.startswith(_TLS_RECORD):
+        raise Refused(NEEDS_NO_TLS)
     (length,) = _LENGTH.unpack(header)
     if length > largest:
         raise WireError(f"a frame of {length} bytes was announced; at most {largest} are allowed here")
@@ -116,8 +128,8 @@ def parse_address(address: str) -> tuple[str, int]:
 # --- the handshake itself -------------------------------------------------------------------------------------------
 
 
-def _proof(key: bytes, side: str, hello: Json, server_nonce: str) -> str:
-    text = json.dumps([side, hello, server_nonce], sort_keys=True, separators=(",", ":"))
+def _proof(key: bytes, side: str, hello: Json, server_nonce: str, binding: str) -> str:
+    text = json.dumps([side, hello, server_nonce, binding], sort_keys=True, separators=(",", ":"))
     return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
 
 
@@ -126,10 +138,14 @@ def _same(proof: object, expected: str) -> bool:
 
 
 class ClientHandshake:
-    """The side that dials. ``details`` tells the server what the purpose needs; they are covered by the proof."""
+    """The side that dials. ``details`` tells the server what the purpose needs; they are covered by the proof.
 
-    def __init__(self, key: bytes, *, job: str, purpose: str, details: Json | None = None) -> None:
+    So is ``binding``, which both sides know of the connection beneath; empty without TLS.
+    """
+
+    def __init__(self, key: bytes, *, job: str, purpose: str, details: Json | None = None, binding: str = "") -> None:
         self._key = key
+        self._binding = binding
         self.hello: Json = {
             **(details or {}),
             "protocol": PROTOCOL,
@@ -143,10 +159,10 @@ class ClientHandshake:
         _raise_if_refused(challenge)
         nonce = challenge.get("nonce")
         if not isinstance(nonce, str) or not _same(
-            challenge.get("proof"), _proof(self._key, "server", self.hello, nonce)
+            challenge.get("proof"), _proof(self._key, "server", self.hello, nonce, self._binding)
         ):
             raise Refused("the server does not hold this job's key")
-        return {"proof": _proof(self._key, "client", self.hello, nonce)}
+        return {"proof": _proof(self._key, "client", self.hello, nonce, self._binding)}
 
     def finish(self, accepted: Json) -> None:
         """Raise Refused unless the server accepted."""
@@ -158,8 +174,11 @@ class ClientHandshake:
 class ServerHandshake:
     """The side that is dialled. ``judge`` gets the proven hello and raises Refused to turn it away."""
 
-    def __init__(self, key: bytes, *, job: str, judge: Callable[[Json], None] = lambda hello: None) -> None:
+    def __init__(
+        self, key: bytes, *, job: str, judge: Callable[[Json], None] = lambda hello: None, binding: str = ""
+    ) -> None:
         self._key = key
+        self._binding = binding
         self._job = job
         self._judge = judge
         self._nonce = secrets.token_hex(16)
@@ -173,11 +192,11 @@ class ServerHandshake:
         if hello.get("job") != self._job:
             raise Refused(f"this is job {self._job!r}, not {hello.get('job')!r}")
         self.hello = hello
-        return {"nonce": self._nonce, "proof": _proof(self._key, "server", hello, self._nonce)}
+        return {"nonce": self._nonce, "proof": _proof(self._key, "server", hello, self._nonce, self._binding)}
 
     def accept(self, answer: Json) -> Json:
         """Check the client's proof, ask the judge, and return the acceptance; raises Refused."""
-        if not _same(answer.get("proof"), _proof(self._key, "client", self.hello, self._nonce)):
+        if not _same(answer.get("proof"), _proof(self._key, "client", self.hello, self._nonce, self._binding)):
             raise Refused("wrong job key")
         self._judge(self.hello)
         return {"accepted": True}
@@ -201,7 +220,12 @@ def send_encoded(sock: socket.socket, frame: bytes) -> None:
     try:
         sock.sendall(frame)
     except OSError as error:
-        raise ConnectionLost(f"sending failed: {error}") from error
+        raise _lost(sock, "sending", error) from error
+
+
+def _lost(sock: socket.socket, doing: str, error: OSError) -> WireError:
+    """Say what failed; where TLS is on, the other side may have ended it with a reason."""
+    return explained(error, sock.peer) if isinstance(sock, TlsSocket) else ConnectionLost(f"{doing} failed: {error}")
 
 
 def _receive_exactly(sock: socket.socket, count: int) -> bytes:
@@ -211,7 +235,7 @@ def _receive_exactly(sock: socket.socket, count: int) -> bytes:
         try:
             got = sock.recv_into(view[done:])
         except OSError as error:
-            raise ConnectionLost(f"receiving failed: {error}") from error
+            raise _lost(sock, "receiving", error) from error
         if not got:
             raise ConnectionLost("the peer closed the connection")
         done += got
@@ -229,7 +253,14 @@ def receive_body(sock: socket.socket, *, largest: int = LARGEST_FRAME) -> bytes:
 
 
 def open_blocking(
-    address: str, key: bytes, *, job: str, purpose: str, details: Json | None = None, timeout: float
+    address: str,
+    key: bytes,
+    *,
+    job: str,
+    purpose: str,
+    details: Json | None = None,
+    timeout: float,
+    tls: Tls | None = None,
 ) -> socket.socket:
     """Dial ``address`` and shake hands within ``timeout`` seconds; the socket comes back without a timeout.
 
@@ -239,6 +270,7 @@ def open_blocking(
         sock = socket.create_connection(parse_address(address), timeout=timeout)
     except OSError as error:
         raise ConnectionLost(f"{address}: {error}") from error
+    sock = sock if tls is None else tls.dialled(sock)
     try:
         greet_blocking(sock, key, job=job, purpose=purpose, details=details)
         sock.settimeout(None)
@@ -251,7 +283,8 @@ def open_blocking(
 def greet_blocking(sock: socket.socket, key: bytes, *, job: str, purpose: str, details: Json | None = None) -> None:
     """Shake hands on a connection that we dialled; raises ConnectionLost, Refused, WireError. The caller closes it."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    handshake = ClientHandshake(key, job=job, purpose=purpose, details=details)
+    binding = sock.begin() if isinstance(sock, TlsSocket) else ""
+    handshake = ClientHandshake(key, job=job, purpose=purpose, details=details, binding=binding)
     send_frame(sock, handshake.hello)
     send_frame(sock, handshake.answer(receive_frame(sock, largest=LARGEST_HELLO)))
     handshake.finish(receive_frame(sock, largest=LARGEST_HELLO))
@@ -270,7 +303,8 @@ def accept_blocking(
     Whoever is refused is told why before this raises. The caller closes the socket.
     """
     sock.settimeout(timeout)
-    handshake = ServerHandshake(key, job=job, judge=judge)
+    binding = _begin_accepted(sock) if isinstance(sock, TlsSocket) else ""
+    handshake = ServerHandshake(key, job=job, judge=judge, binding=binding)
     try:
         send_frame(sock, handshake.challenge(receive_frame(sock, largest=LARGEST_HELLO)))
         send_frame(sock, handshake.accept(receive_frame(sock, largest=LARGEST_HELLO)))
@@ -282,6 +316,16 @@ def accept_blocking(
     return handshake.hello
 
 
+def _begin_accepted(sock: TlsSocket) -> str:
+    """Begin TLS, unless the hello comes without it: whoever says it could not read a TLS answer."""
+    try:
+        if sock.turn_plain_away(_PLAIN, encode_frame({"refused": NEEDS_TLS})):
+            raise Refused(f"{sock.peer}: {NEEDS_TLS}")
+    except OSError as error:
+        raise ConnectionLost(f"{sock.peer}: {error}") from error
+    return sock.begin()
+
+
 # --- asyncio --------------------------------------------------------------------------------------------------------
 
 
@@ -290,28 +334,52 @@ async def read_frame(reader: asyncio.StreamReader, *, largest: int = LARGEST_FRA
     try:
         length = _checked_length(await reader.readexactly(_LENGTH.size), largest)
         return decode_body(await reader.readexactly(length))
+    except ssl.SSLError as error:
+        raise explained(error, "the peer") from error
     except (asyncio.IncompleteReadError, OSError) as error:
         raise ConnectionLost("the peer closed the connection") from error
 
 
 async def open_async(
-    address: str, key: bytes, *, job: str, purpose: str, timeout: float
+    address: str, key: bytes, *, job: str, purpose: str, timeout: float, tls: Tls | None = None
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Dial ``address`` and shake hands within ``timeout`` seconds; raises ConnectionLost or Refused."""
     try:
         async with asyncio.timeout(timeout):
-            reader, writer = await asyncio.open_connection(*parse_address(address))
+            certificates = None if tls is None else tls.certificates()
+            context = None if certificates is None else certificates.client
+            reader, writer = await asyncio.open_connection(*parse_address(address), ssl=context)
             try:
-                handshake = ClientHandshake(key, job=job, purpose=purpose)
+                binding = "" if certificates is None else binding_of(client=certificates.own, server=_shown(writer))
+                handshake = ClientHandshake(key, job=job, purpose=purpose, binding=binding)
                 writer.write(encode_frame(handshake.hello))
                 writer.write(encode_frame(handshake.answer(await read_frame(reader, largest=LARGEST_HELLO))))
                 handshake.finish(await read_frame(reader, largest=LARGEST_HELLO))
             except BaseException:
                 writer.close()
                 raise
+    except ssl.SSLError as error:
+        raise explained(error, address) from error
     except (OSError, TimeoutError) as error:
         raise ConnectionLost(f"{address}: {error or 'no answer'}") from error
     return reader, writer
+
+
+def _shown(writer: asyncio.StreamWriter) -> bytes:
+    """Return the certificate that the other side has shown, in DER."""
+    certificate = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+    assert isinstance(certificate, bytes)
+    return certificate
+
+
+def hold_back(writer: asyncio.StreamWriter) -> None:
+    """Have nothing read of a new connection until it is accepted."""
+    _transport(writer).pause_reading()
+
+
+def _transport(writer: asyncio.StreamWriter) -> asyncio.Transport:
+    assert isinstance(writer.transport, asyncio.Transport)
+    return writer.transport
 
 
 async def accept_async(
@@ -322,17 +390,52 @@ async def accept_async(
     job: str,
     judge: Callable[[Json], None] = lambda hello: None,
     timeout: float,
+    tls: Tls | None = None,
 ) -> Json:
-    """Shake hands on an accepted connection and return the proven hello; raises Refused, ConnectionLost, WireError."""
-    handshake = ServerHandshake(key, job=job, judge=judge)
+    """Shake hands on an accepted connection and return the proven hello; raises Refused, ConnectionLost, WireError.
+
+    With ``tls`` nothing may have been read yet: ``hold_back`` in the callback that gets the connection sees to it.
+    """
     try:
         async with asyncio.timeout(timeout):
+            binding = "" if tls is None else await _begin_async(reader, writer, tls)
+            handshake = ServerHandshake(key, job=job, judge=judge, binding=binding)
             writer.write(encode_frame(handshake.challenge(await read_frame(reader, largest=LARGEST_HELLO))))
             writer.write(encode_frame(handshake.accept(await read_frame(reader, largest=LARGEST_HELLO))))
             await writer.drain()
     except Refused as refusal:
         writer.write(encode_frame({"refused": str(refusal)}))
         raise
+    except ssl.SSLError as error:
+        raise explained(error, _peer(writer)) from error
     except (OSError, TimeoutError) as error:
         raise ConnectionLost(f"a handshake was not finished within {timeout} s") from error
     return handshake.hello
+
+
+async def _begin_async(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, tls: Tls) -> str:
+    """Begin TLS, unless the hello comes without it: whoever says it could not read a TLS answer."""
+    if await _first_byte(writer) == _PLAIN:
+        _transport(writer).resume_reading()
+        await reader.read(LARGEST_HELLO)
+        raise Refused(NEEDS_TLS)
+    certificates = tls.certificates()
+    await writer.start_tls(certificates.server)
+    return binding_of(client=_shown(writer), server=certificates.own)
+
+
+async def _first_byte(writer: asyncio.StreamWriter) -> bytes:
+    """Wait for the first byte of a connection whose transport is paused, and leave it there."""
+    loop, arrived = asyncio.get_running_loop(), asyncio.Event()
+    with writer.get_extra_info("socket").dup() as sock:
+        loop.add_reader(sock, arrived.set)
+        try:
+            await arrived.wait()
+        finally:
+            loop.remove_reader(sock)
+        return bytes(sock.recv(1, socket.MSG_PEEK))
+
+
+def _peer(writer: asyncio.StreamWriter) -> str:
+    host, port = (writer.get_extra_info("peername") or ("a peer that is gone", 0))[:2]
+    return f"{host}:{port}"

@@ -19,6 +19,7 @@ import torch
 from fthsdp.coordinator.messages import Assigned
 from fthsdp.errors import ConnectionLost, NotReady, WireError
 from fthsdp.protocol.requests import Reduced
+from fthsdp.tls import Tls
 from fthsdp.wire import Json, open_blocking, receive_frame, send_frame
 
 __all__ = ["FETCH", "Fetcher", "Shelf", "Stripe"]
@@ -146,6 +147,7 @@ class Fetcher:
 
     key: bytes
     job: str
+    tls: Tls | None = None
 
     def stripe(
         self,
@@ -188,7 +190,9 @@ class Fetcher:
             raise WireError(f"{address} sent an outcome that cannot be read: {error}") from error
 
     def _open(self, address: str, details: Json) -> socket.socket:
-        return open_blocking(address, self.key, job=self.job, purpose=FETCH, details=details, timeout=_CONNECT_TIMEOUT)
+        return open_blocking(
+            address, self.key, job=self.job, purpose=FETCH, details=details, timeout=_CONNECT_TIMEOUT, tls=self.tls
+        )
 
     def _head(self, sock: socket.socket) -> Json:
         head = receive_frame(sock)

@@ -21,6 +21,7 @@ from fthsdp.coordinator.store import EpochStore, FileStore, StoreConflict
 from fthsdp.environment import JOB_KEY_FILE, read_job_key
 from fthsdp.errors import ConfigError
 from fthsdp.exit_codes import EXIT_CONFIG, EXIT_TERMINATED
+from fthsdp.tls import Tls
 
 __all__ = ["main"]
 
@@ -118,9 +119,16 @@ async def _run(args: argparse.Namespace) -> int:
         stall_timeout=args.stall_timeout,
     )
     key = read_job_key({JOB_KEY_FILE: str(args.key_file)})
+    tls = Tls.from_environment()
     archive = Archive(args.record_dir) if args.record_dir else None
     coordinator = Coordinator(
-        settings, job=args.job, key=key, store=await _open_store(args.store), archive=archive, out=sys.stdout
+        settings,
+        job=args.job,
+        key=key,
+        store=await _open_store(args.store),
+        archive=archive,
+        out=sys.stdout,
+        tls=tls,
     )
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -37,8 +37,9 @@ from fthsdp.coordinator.messages import (
     StepRecord,
     parse_from_coordinator,
 )
-from fthsdp.errors import ConnectionLost, Refused, WireError
+from fthsdp.errors import ConnectionLost, Refused, Untrusted, WireError
 from fthsdp.timeouts import TIMEOUTS
+from fthsdp.tls import Tls
 from fthsdp.wire import encode_frame, open_async, open_blocking, read_frame, receive_frame, send_frame
 
 __all__ = ["LeaderClient", "OperatorClient"]
@@ -62,7 +63,8 @@ class LeaderClient:
 
     ``on_message`` is called in the client's own thread, one message at a time, on every connection from ``Welcome`` on.
     A refusal for good, also one by the handshake (wrong key, job or protocol version), arrives there as
-    ``RefusedMember``; after it nothing more comes.
+    ``RefusedMember``; after it nothing more comes. A certificate that is not accepted is one only before the first
+    connection: later it has run out, and a renewed one will do.
     """
 
     def __init__(
@@ -77,10 +79,12 @@ class LeaderClient:
         on_message: Callable[[FromCoordinator], None],
         heartbeat_interval: float = TIMEOUTS["heartbeat_interval"].default,
         times: Mapping[str, float] | None = None,
+        tls: Tls | None = None,
     ) -> None:
         """``times`` are those that this replica's ranks go by, named as in ``fthsdp.timeouts``; None: the defaults."""
         self._address = address
         self._key = key
+        self._tls = tls
         self._job = job
         self._replica = replica
         self._attempt = attempt
@@ -99,6 +103,8 @@ class LeaderClient:
         self._closing = False
         self._over = False
         """Refused for good: there is no use in connecting again."""
+        self._trusted = False
+        """Whether there has been a connection."""
         self._sock: socket.socket | None = None
         self._writing = threading.Lock()
         """Held while a socket is written to or closed, so that its number is not reused under a write."""
@@ -159,7 +165,10 @@ class LeaderClient:
             try:
                 self._converse()
             except Refused as refusal:
-                self._deliver(RefusedMember(reason=str(refusal)))
+                if self._trusted and isinstance(refusal, Untrusted):
+                    log.warning("connection to the coordinator, trying again: %s", refusal)
+                else:
+                    self._deliver(RefusedMember(reason=str(refusal)))
             except WireError as error:
                 log.info("connection to the coordinator at %s: %s", self._address, error)
             backoff = FIRST_BACKOFF if time.monotonic() - began > LONGEST_BACKOFF else min(2 * backoff, LONGEST_BACKOFF)
@@ -180,8 +189,15 @@ class LeaderClient:
     def _connect(self) -> socket.socket:
         details = {"replica": self._replica, "attempt": self._attempt}
         sock = open_blocking(
-            self._address, self._key, job=self._job, purpose="leader", details=details, timeout=DIAL_TIMEOUT
+            self._address,
+            self._key,
+            job=self._job,
+            purpose="leader",
+            details=details,
+            timeout=DIAL_TIMEOUT,
+            tls=self._tls,
         )
+        self._trusted = True
         if hasattr(socket, "TCP_USER_TIMEOUT"):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(HOST_LOST_AFTER * 1000))
         with self._changed:
@@ -298,11 +314,12 @@ def _confirmation(records: Records) -> Recorded:
 class OperatorClient:
     """What the operator, or the launcher of a local run, tells and asks the coordinator. For one task at a time."""
 
-    def __init__(self, address: str, key: bytes, *, job: str, timeout: float = 5.0) -> None:
+    def __init__(self, address: str, key: bytes, *, job: str, timeout: float = 5.0, tls: Tls | None = None) -> None:
         self._address = address
         self._key = key
         self._job = job
         self._timeout = timeout
+        self._tls = tls
         self._stream: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._lock = asyncio.Lock()
 
@@ -339,7 +356,7 @@ class OperatorClient:
     async def _exchange(self, messages: Sequence[BaseModel]) -> Status:
         if self._stream is None:
             self._stream = await open_async(
-                self._address, self._key, job=self._job, purpose="operator", timeout=self._timeout
+                self._address, self._key, job=self._job, purpose="operator", timeout=self._timeout, tls=self._tls
             )
         reader, writer = self._stream
         try:

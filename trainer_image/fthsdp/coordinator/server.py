@@ -60,7 +60,8 @@ from fthsdp.coordinator.messages import (
 from fthsdp.coordinator.record import RunRecord, event_of
 from fthsdp.coordinator.store import EpochStore, StoreUnavailable
 from fthsdp.errors import ConnectionLost, Refused, WireError
-from fthsdp.wire import Json, accept_async, read_frame
+from fthsdp.tls import Tls
+from fthsdp.wire import Json, accept_async, hold_back, read_frame
 
 __all__ = ["Coordinator"]
 
@@ -113,10 +114,12 @@ class Coordinator:
         store: EpochStore,
         archive: Archive | None = None,
         out: TextIO,
+        tls: Tls | None = None,
     ) -> None:
         self._settings = settings
         self._job = job
         self._key = key
+        self._tls = tls
         self._store = store
         self._archive = archive
         self._out = out
@@ -253,6 +256,8 @@ class Coordinator:
             writer.transport.abort()
             return
         self._strangers += 1  # here, because many may come before the first of their tasks begins
+        if self._tls is not None:
+            hold_back(writer)
         handler = asyncio.create_task(self._serve(reader, writer))
         self._handlers.add(handler)
         handler.add_done_callback(self._handlers.discard)
@@ -280,7 +285,7 @@ class Coordinator:
         """Shake hands, and be no stranger after that; raises WireError."""
         try:
             hello = await accept_async(
-                reader, writer, self._key, job=self._job, judge=_judge, timeout=HANDSHAKE_TIMEOUT
+                reader, writer, self._key, job=self._job, judge=_judge, timeout=HANDSHAKE_TIMEOUT, tls=self._tls
             )
         finally:
             self._strangers -= 1

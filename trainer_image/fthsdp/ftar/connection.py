@@ -15,6 +15,7 @@ from collections.abc import Callable
 from fthsdp.errors import ConnectionLost, WireError
 from fthsdp.ftar.frames import HEADER_BYTES, Header, Kind
 from fthsdp.ftar.reduce import Sink
+from fthsdp.tls import TlsSocket
 
 __all__ = ["Connection", "Peer"]
 
@@ -123,6 +124,11 @@ class Connection:
         self._outgoing[0] = memoryview(self._outgoing[0])[sent:]
 
     # --- in ---
+
+    @property
+    def pending(self) -> bool:
+        """Whether there may be something to read that no selector knows of."""
+        return isinstance(self.sock, TlsSocket) and self.sock.pending
 
     def receive(self, now: float) -> bool:
         """Read once; whether more is likely to be there. Raises ConnectionLost at the end, WireError on nonsense."""

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 
 from fthsdp.errors import ConnectionLost, WireError
+from fthsdp.tls import Tls
 from fthsdp.wire import Json, greet_blocking, parse_address
 
 __all__ = ["Dial", "Dials"]
@@ -28,9 +29,11 @@ class Dial:
         job: str,
         details: Json,
         timeout: float,
+        tls: Tls | None,
         on_done: Callable[[socket.socket | WireError], None],
     ) -> None:
         self._address, self._key, self._job, self._details = address, key, job, details
+        self._tls = tls
         self._deadline = time.monotonic() + timeout
         self._on_done = on_done
         self._lock = threading.Lock()
@@ -77,6 +80,7 @@ class Dial:
                 0
             ]
             sock = socket.socket(family, kind, number)
+            sock = sock if self._tls is None else self._tls.dialled(sock)
         except OSError as error:
             return ConnectionLost(f"{self._address}: {error}")
         except WireError as error:

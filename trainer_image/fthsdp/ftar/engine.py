@@ -68,6 +68,7 @@ class Engine:
     ) -> None:
         self._identity = identity
         self._key = key
+        self._tls = endpoint.tls
         self._settings = settings
         self._on_connected = on_connected
         self._on_broken = on_broken
@@ -229,6 +230,7 @@ class Engine:
             job=self._identity.job,
             details=RailHello.to_neighbour(right, self._identity, self._settings, epoch=ring.epoch, stream=stream),
             timeout=self._settings.connect_timeout,
+            tls=self._tls,
             on_done=partial(self._dialled, ring.epoch, stream),
         )
 
@@ -249,6 +251,9 @@ class Engine:
             self._owners[connection] = ring
             ring.attach_right(stream, connection)
             self._check_connected(ring)
+            if connection.pending:
+                # More came along with the end of the handshake.
+                self._read(connection, time.monotonic())
         else:
             self._break(ring, ring.broken_by(ring.right_member, f"cannot be reached: {result}"))
 
@@ -368,7 +373,10 @@ class Engine:
             self._drop(connection)
 
     def _read_pieces(self, connection: Connection, ring: Ring | None, now: float) -> None:
-        for _ in range(_READS):
+        reads = 0
+        # What is taken from the kernel but not looked at yet wakes nobody.
+        while reads < _READS or connection.pending:
+            reads += 1
             more = connection.receive(now)
             if connection.departed:
                 return
