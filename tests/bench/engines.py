@@ -14,8 +14,9 @@ import torch.distributed as dist
 from fthsdp.endpoint import Endpoint
 from fthsdp.environment import Identity
 from fthsdp.ftar import Engine, FtarSettings, RailMember
+from fthsdp.tls import Tls
 
-__all__ = ["in_a_ring"]
+__all__ = ["connected_engine", "in_a_ring"]
 
 KEY = b"a key of the benchmark only"
 
@@ -27,7 +28,15 @@ def in_a_ring(rank: int, members: int, store: str) -> Iterator[Engine]:
     dist.init_process_group(
         "gloo", init_method=f"file://{store}", rank=rank, world_size=members, timeout=timedelta(seconds=120)
     )
-    endpoint = Endpoint(host="127.0.0.1", key=KEY, job="bench")
+    with connected_engine(rank, members) as engine:
+        yield engine
+    dist.destroy_process_group()
+
+
+@contextmanager
+def connected_engine(rank: int, members: int, tls: Tls | None = None) -> Iterator[Engine]:
+    """Give an engine in a ring of all processes of the gloo group, under TLS or not."""
+    endpoint = Endpoint(host="127.0.0.1", key=KEY, job="bench", tls=tls)
     connected = threading.Event()
     engine = Engine(
         identity=Identity(job="bench", replica=rank, attempt=0, rank=0, world_size=1, coordinator="", host="127.0.0.1"),
@@ -46,4 +55,3 @@ def in_a_ring(rank: int, members: int, store: str) -> Iterator[Engine]:
     dist.barrier()
     engine.close(linger=5)
     endpoint.close()
-    dist.destroy_process_group()

@@ -1,6 +1,7 @@
 """Bus bandwidth of FTAR, of gloo's all-reduce and of bare loopback sockets: same processes, same tensors, in turns.
 
     python -m tests.bench.ftar_bandwidth [--megabytes 32 256] [--members 2 3 4] [--repetitions 9] [--json FILE]
+        [--tls FOLDER]
 
 Bus bandwidth is 2(n-1)/n times bytes over seconds: what each member has to send, whatever the algorithm, over the time
 of the slowest one. The bare sockets carry exactly those bytes round a ring, from one tensor into another one, without
@@ -8,6 +9,7 @@ adding anything or waiting for what comes from the left: no all-reduce over such
 
 Ratios are medians over the repetitions, of two times taken right after one another, so that a machine with other work
 disturbs both. The processor time per gigabyte is less disturbed still; it includes waiting threads of the process.
+With --tls, FTAR takes its turns under TLS too, with tls.crt, tls.key and ca.crt of that folder.
 Exits 1 when a median misses what it must be.
 """
 
@@ -25,21 +27,23 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from tests.bench.engines import in_a_ring
+from tests.bench.engines import connected_engine, in_a_ring
 
 from fthsdp.ftar import Engine, FtarSettings
+from fthsdp.tls import Tls
 from fthsdp.wire import parse_address
 
 __all__: list[str] = []
 
-WAYS = ("ftar", "gloo", "sockets")
-LIMITS = {"gloo": (1.0, 1.3), "sockets": (0.75, 0.9)}
-"""What FTAR must reach and aims at, as a part of the other's bandwidth."""
+LIMITS = {"gloo": (1.0, 1.3), "sockets": (0.75, 0.9), "tls": (0.0, 0.0)}
+"""What FTAR must reach and aims at, as a part of the other's bandwidth. What encryption costs is only told."""
 _SLICE = 1 << 20
 """Bytes that the bare sockets are given at a time."""
 
@@ -81,25 +85,34 @@ class BareRing:
         self._right.close()
 
 
-def member(rank: int, members: int, sizes: list[int], repetitions: int, store: str) -> None:
+def member(rank: int, members: int, sizes: list[int], repetitions: int, store: str, tls: Path | None) -> None:
     """Measure as one of the members; the first one prints a JSON line per size."""
-    with in_a_ring(rank, members, store) as engine:
+    with in_a_ring(rank, members, store) as engine, ExitStack() as stack:
+        engines = {"ftar": engine}
+        if tls is not None:
+            engines["tls"] = stack.enter_context(connected_engine(rank, members, Tls(tls)))
         bare = BareRing(rank, members)
         for megabytes in sizes:
-            measured = measure(engine, bare, megabytes << 18, repetitions)
+            measured = measure(engines, bare, megabytes << 18, repetitions)
             if rank == 0:
                 print(json.dumps({"members": members, "megabytes": megabytes, **measured}), flush=True)
         dist.barrier()
         bare.close()
 
 
-def measure(engine: Engine, bare: BareRing, numel: int, repetitions: int) -> dict[str, dict[str, list[float]]]:
+def measure(
+    engines: dict[str, Engine], bare: BareRing, numel: int, repetitions: int
+) -> dict[str, dict[str, list[float]]]:
     """Return seconds of the slowest member and processor seconds of all, for each way and repetition."""
     source, out = torch.rand(numel), torch.empty(numel)
     work = source.clone()
     source_bytes, out_bytes = source.numpy().data.cast("B"), out.numpy().data.cast("B")
+
+    def reduce(engine: Engine) -> None:
+        engine.all_reduce(step=1, bucket=0, source=source, out=out).wait(120)
+
     ways: dict[str, Callable[[], object]] = {
-        "ftar": lambda: engine.all_reduce(step=1, bucket=0, source=source, out=out).wait(120),
+        **{name: partial(reduce, engine) for name, engine in engines.items()},
         "gloo": lambda: dist.all_reduce(work),
         "sockets": lambda: bare.carry(source_bytes, out_bytes),
     }
@@ -149,7 +162,7 @@ class Row:
         return self.median < self.must
 
     def __str__(self) -> str:
-        mark = "MISSED" if self.missed else "ok" if self.median < self.aim else "aim reached"
+        mark = "" if not self.aim else "MISSED" if self.missed else "ok" if self.median < self.aim else "aim reached"
         return (
             f"{self.what:14} {self.megabytes:4d} MB, {self.members} members: {self.median:5.2f}"
             f" ({self.least:.2f} … {self.most:.2f})   must {self.must:.2f} aim {self.aim:.2f}   {mark:11}"
@@ -184,7 +197,7 @@ def compare(
     )
 
 
-def run(members: int, sizes: list[int], repetitions: int) -> list[Row]:
+def run(members: int, sizes: list[int], repetitions: int, tls: Path | None = None) -> list[Row]:
     """Start the members and return their rows."""
     with tempfile.TemporaryDirectory() as folder:
         command = [
@@ -196,7 +209,8 @@ def run(members: int, sizes: list[int], repetitions: int) -> list[Row]:
             "--repetitions",
             str(repetitions),
         ]
-        command += ["--store", str(Path(folder) / "store"), "--members", str(members), "--rank"]
+        command += ["--store", str(Path(folder) / "store"), "--members", str(members)]
+        command += [*(("--tls", str(tls)) if tls else ()), "--rank"]
         children = [
             subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE if rank == 0 else None, text=True)
             for rank in range(members)
@@ -213,7 +227,7 @@ def run(members: int, sizes: list[int], repetitions: int) -> list[Row]:
     rows = []
     for line in output.splitlines():
         found = json.loads(line)
-        for other in LIMITS:
+        for other in (name for name in LIMITS if name in found["seconds"]):
             rows.append(compare(members, found["megabytes"], other, found["seconds"], found["processor_seconds"]))
     return rows
 
@@ -225,18 +239,19 @@ def main() -> int:
     parser.add_argument("--members", type=int, nargs="+", default=[2, 3, 4])
     parser.add_argument("--repetitions", type=int, default=9)
     parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--tls", type=Path, metavar="FOLDER")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--sizes", type=json.loads, help=argparse.SUPPRESS)
     parser.add_argument("--store", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.rank is not None:
-        member(given.rank, given.members[0], given.sizes, given.repetitions, given.store)
+        member(given.rank, given.members[0], given.sizes, given.repetitions, given.store, given.tls)
         return 0
     machine = {"python": platform.python_version(), "torch": str(torch.__version__), "cores": os.cpu_count()}
     print(", ".join(f"{name} {value}" for name, value in machine.items()))
     rows = []
     for members in given.members:
-        for row in run(members, given.megabytes, given.repetitions):
+        for row in run(members, given.megabytes, given.repetitions, given.tls):
             rows.append(row)
             print(row, flush=True)
     if given.json is not None:

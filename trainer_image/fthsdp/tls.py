@@ -202,6 +202,8 @@ class TlsSocket(socket.socket):
         self.settimeout(timeout)
         self._tls = tls
         self._server_side = server_side
+        self.peer = "the peer"
+        """Address of the other side, for messages: known once it has been connected."""
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._object: ssl.SSLObject | None = None
         self._lock = threading.Lock()
@@ -227,6 +229,8 @@ class TlsSocket(socket.socket):
 
         The socket has to be blocking; its timeout holds for each wait.
         """
+        with contextlib.suppress(OSError):
+            self.peer = "{}:{}".format(*self.getpeername()[:2])
         certificates = self._tls.certificates()
         context = certificates.server if self._server_side else certificates.client
         self._object = context.wrap_bio(self._incoming, self._outgoing, server_side=self._server_side)
@@ -250,15 +254,6 @@ class TlsSocket(socket.socket):
             return False
         super().sendall(self._outgoing.read())
         return True
-
-    @property
-    def peer(self) -> str:
-        """Address of the other side, for messages."""
-        try:
-            host, port = self.getpeername()[:2]
-        except OSError:
-            return "a peer that is gone"
-        return f"{host}:{port}"
 
     @property
     def pending(self) -> bool:

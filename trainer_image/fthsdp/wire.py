@@ -320,7 +320,7 @@ def _begin_accepted(sock: TlsSocket) -> str:
     """Begin TLS, unless the hello comes without it: whoever says it could not read a TLS answer."""
     try:
         if sock.turn_plain_away(_PLAIN, encode_frame({"refused": NEEDS_TLS})):
-            raise Refused(f"{sock.peer}: {NEEDS_TLS}")
+            raise Refused(NEEDS_TLS)
     except OSError as error:
         raise ConnectionLost(f"{sock.peer}: {error}") from error
     return sock.begin()
@@ -437,5 +437,5 @@ async def _first_byte(writer: asyncio.StreamWriter) -> bytes:
 
 
 def _peer(writer: asyncio.StreamWriter) -> str:
-    host, port = (writer.get_extra_info("peername") or ("a peer that is gone", 0))[:2]
-    return f"{host}:{port}"
+    peername = writer.get_extra_info("peername")
+    return f"{peername[0]}:{peername[1]}" if peername else "a peer that is gone"

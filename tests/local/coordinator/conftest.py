@@ -34,6 +34,7 @@ from fthsdp.coordinator.messages import (
     RefusedMember,
     StepRecord,
 )
+from fthsdp.tls import Tls
 
 KEY = b"k" * 32
 DEADLINE = 30.0
@@ -43,7 +44,15 @@ DEADLINE = 30.0
 class Process:
     """``python -m fthsdp.coordinator``, with its log and its output as they come."""
 
-    def __init__(self, folder: Path, *arguments: str, replicas: int = 3, least: int = 1, port: int = 0) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *arguments: str,
+        replicas: int = 3,
+        least: int = 1,
+        port: int = 0,
+        certificates: Path | None = None,
+    ) -> None:
         (folder / "key").write_bytes(KEY)
         (folder / "record").mkdir(exist_ok=True)
         command = [
@@ -57,6 +66,7 @@ class Process:
         self.lines: list[dict[str, Any]] = []
         self._changed = threading.Condition()
         env = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+        env |= {} if certificates is None else {"FTHSDP_TLS_DIR": str(certificates)}
         self.popen = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
         self._readers = [
             threading.Thread(target=self._read, args=(self.popen.stderr, self.log.append)),
@@ -117,7 +127,16 @@ class Process:
 class Leader:
     """A leader without a trainer: it answers as the protocol asks, at once."""
 
-    def __init__(self, address: str, replica: int, attempt: int = 0, *, job: str = "job", key: bytes = KEY) -> None:
+    def __init__(
+        self,
+        address: str,
+        replica: int,
+        attempt: int = 0,
+        *,
+        job: str = "job",
+        key: bytes = KEY,
+        tls: Tls | None = None,
+    ) -> None:
         self.replica, self.attempt = replica, attempt
         self.state = MemberState(origin="0123456789abcdef")
         self.heard: list[FromCoordinator] = []
@@ -128,7 +147,7 @@ class Leader:
         self._changed = threading.Condition(threading.RLock())
         self.client = LeaderClient(
             address, key, job=job, replica=replica, attempt=attempt, addresses=(f"h{replica}.{attempt}:1",),
-            on_message=self._hear, heartbeat_interval=0.5,
+            on_message=self._hear, heartbeat_interval=0.5, tls=tls,
         )  # fmt: skip
         self.client.send_state(self.state)
         self.client.start()
@@ -223,11 +242,12 @@ class Leader:
 
 @pytest.fixture
 def coordinator(tmp_path: Path) -> Iterator[Callable[..., Process]]:
-    """Start coordinators on one folder; those still alive at the end are killed."""
+    """Start coordinators, on one folder unless told otherwise; those still alive at the end are killed."""
     started: list[Process] = []
 
-    def start(*arguments: str, **options: Any) -> Process:
-        started.append(Process(tmp_path, *arguments, **options))
+    def start(*arguments: str, folder: Path = tmp_path, **options: Any) -> Process:
+        folder.mkdir(exist_ok=True)
+        started.append(Process(folder, *arguments, **options))
         return started[-1]
 
     yield start

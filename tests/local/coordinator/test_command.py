@@ -13,9 +13,9 @@ import pytest
 pytestmark = pytest.mark.local
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
     env = {k: v for k, v in os.environ.items() if not k.startswith("KUBE")} | {
-        "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "COLUMNS": "100", "HOME": "/nonexistent",
+        "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "COLUMNS": "100", "HOME": "/nonexistent", **more,
     }  # fmt: skip
     command = [sys.executable, "-m", "fthsdp.coordinator", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, env=env, check=False)
@@ -66,6 +66,17 @@ def test_what_is_wrong_is_said_in_one_sentence(tmp_path: Path, changes: dict[str
     assert result.stderr.count("\n") == 1, result.stderr
     assert result.stdout == ""
     assert [p.name for p in tmp_path.iterdir()] == ["key"]
+
+
+def test_a_folder_of_certificates_that_is_none_is_named(tmp_path: Path) -> None:
+    (tmp_path / "key").write_bytes(b"k" * 32)
+    result = run(
+        "--job", "job", "--replicas", "1", "--min-replicas", "1", "--port", "0",
+        "--key-file", str(tmp_path / "key"), "--store", f"file:{tmp_path / 'epoch'}", FTHSDP_TLS_DIR=str(tmp_path),
+    )  # fmt: skip
+    assert result.returncode == 2
+    assert f"FTHSDP_TLS_DIR={tmp_path}: {tmp_path}/tls.crt: No such file or directory\n" in result.stderr
+    assert result.stderr.count("\n") == 1
 
 
 def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from fthsdp.endpoint import Endpoint
 from fthsdp.environment import Identity
 from fthsdp.errors import RingBroken
 from fthsdp.ftar import Engine, FtarSettings, RailMember
+from fthsdp.tls import Tls
 
 KEY = b"a key that only tests use"
 DEADLINE = 20.0
@@ -28,13 +29,20 @@ class MemberOfTest:
     """One engine, and what it has called back."""
 
     def __init__(
-        self, replica: int, *, attempt: int = 0, rank: int = 0, key: bytes = KEY, settings: FtarSettings = PATIENT
+        self,
+        replica: int,
+        *,
+        attempt: int = 0,
+        rank: int = 0,
+        key: bytes = KEY,
+        settings: FtarSettings = PATIENT,
+        tls: Tls | None = None,
     ) -> None:
         self.replica, self.attempt = replica, attempt
         self.changed = threading.Condition()
         self.connected: list[int] = []
         self.broken: list[tuple[int, RingBroken]] = []
-        self.endpoint = Endpoint(host="127.0.0.1", key=key, job="test")
+        self.endpoint = Endpoint(host="127.0.0.1", key=key, job="test", tls=tls)
         self.engine = Engine(
             identity=Identity(
                 job="test",
@@ -106,10 +114,12 @@ class RingOfTest:
 
 
 @contextmanager
-def ring_of(n: int, *, settings: FtarSettings = PATIENT, epoch: int | None = 1) -> Iterator[RingOfTest]:
+def ring_of(
+    n: int, *, settings: FtarSettings = PATIENT, epoch: int | None = 1, tls: Tls | None = None
+) -> Iterator[RingOfTest]:
     """Yield ``n`` members; at the end no thread and no descriptor may be left."""
     threads, descriptors = set(threading.enumerate()), _descriptors()
-    ring = RingOfTest([MemberOfTest(replica, settings=settings) for replica in range(n)])
+    ring = RingOfTest([MemberOfTest(replica, settings=settings, tls=tls) for replica in range(n)])
     try:
         if epoch is not None:
             ring.enter(epoch)

@@ -91,7 +91,7 @@ class Job:
     times: Sequence[str] = ()
     """Further options of the coordinator."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Of every rank, besides who it is."""
+    """Of every process, besides who it is."""
     trouble: Mapping[tuple[int, int], Callable[[int], None]] = field(default_factory=dict)
     """By replica and attempt: called in each of its ranks (with its number) before training begins."""
     lingers_after: int | None = None
@@ -129,7 +129,9 @@ class Job:
         command += ["--key-file", str(self.folder / "key"), "--store", f"file:{self.folder / 'epochs.json'}"]
         command += ["--record-dir", str(self.record), "--silence-timeout", str(self.silence_timeout)]
         with (self.folder / "coordinator.log").open("ab") as log:
-            self.coordinator = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+            self.coordinator = subprocess.Popen(
+                command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env={**os.environ, **self.environment}
+            )
 
     def start_replica(self, replica: int, attempt: int = 0) -> None:
         """Start all ranks of a replica."""
