@@ -64,6 +64,7 @@ __all__ = [
     "ReplicaStatus",
     "Role",
     "Time",
+    "TlsSpec",
     "coordinator_name",
     "format_time",
     "parse_job",
@@ -251,6 +252,14 @@ class Checkpoint(_Spec):
     """Steps from one checkpoint to the next."""
 
 
+class TlsSpec(_Spec):
+    """Encryption of all connections of the job."""
+
+    secret_name: str = Field(min_length=1, max_length=253)
+    """Secret in the job's namespace with tls.crt, tls.key and ca.crt, as cert-manager fills it. All pods of the job
+    mount it and use it for both sides of a connection; a renewed one is taken up without a restart."""
+
+
 _REPLICAS_RULE = "minReplicas is above replicas: lower minReplicas or raise replicas"
 _SPARES_RULE = f"replicas and spares together are more than {MAX_REPLICAS}: lower one of them"
 _LR_RULE = (
@@ -258,8 +267,8 @@ _LR_RULE = (
     " Shrink"
 )
 _FIXED_RULE = (
-    "batchPolicy, lrPolicy and checkpoint have to be the same for all replicas, so they cannot be changed while pods"
-    " run: suspend the job first"
+    "batchPolicy, lrPolicy, checkpoint and tls have to be the same for all replicas, so they cannot be changed while"
+    " pods run: suspend the job first"
 )
 _PODS_RULE = "podsPerReplica cannot be changed while the job exists: delete the job and create it anew"
 NAME_RULE = (
@@ -369,7 +378,8 @@ class JobSpec(_Spec):
                     "rule": (
                         "oldSelf.suspend || (self.batchPolicy == oldSelf.batchPolicy"
                         " && self.lrPolicy == oldSelf.lrPolicy && has(self.checkpoint) == has(oldSelf.checkpoint)"
-                        " && (!has(self.checkpoint) || self.checkpoint == oldSelf.checkpoint))"
+                        " && (!has(self.checkpoint) || self.checkpoint == oldSelf.checkpoint)"
+                        " && has(self.tls) == has(oldSelf.tls) && (!has(self.tls) || self.tls == oldSelf.tls))"
                     ),
                     "message": _FIXED_RULE,
                 },
@@ -406,6 +416,8 @@ class JobSpec(_Spec):
     """How the learning rate follows a batch that shrank: None, Linear (in proportion) or Sqrt (with its root)."""
     checkpoint: Checkpoint | None = None
     """Where the training state is kept, in case that no replica is left; nowhere where unset."""
+    tls: TlsSpec | None = None
+    """Encryption of all connections of the job; what travels can be read on its way where unset."""
     suspend: bool = False
     """True takes all pods of the job away until it is false again."""
     ttl_seconds_after_finished: int | None = Field(default=None, ge=0, le=10 * 365 * 24 * 3600)

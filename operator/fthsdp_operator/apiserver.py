@@ -26,6 +26,7 @@ from yaml import YAMLError
 from fthsdp.coordinator.client import OperatorClient
 from fthsdp.coordinator.messages import Exited, Status
 from fthsdp.errors import ConfigError, WireError
+from fthsdp.tls import Credentials, Tls
 from fthsdp_operator.api import API_VERSION, JOB_LABEL, KIND, PLURAL, Job, coordinator_name, format_time
 from fthsdp_operator.cluster import AlreadyExists, ClusterError, Conflict, Manifest
 from fthsdp_operator.plan import Event
@@ -191,18 +192,38 @@ class KubernetesCluster:
         """Return the connection to a job's coordinator; it is found anew only after it was lost."""
         key = (job.namespace, job.name)
         if key not in self._coordinators:
-            pod, secret = await asyncio.gather(
+            pod, secret, tls = await asyncio.gather(
                 self.get("Pod", job.namespace, coordinator_name(job.name)),
                 self.get("Secret", job.namespace, secret_name(job.name)),
+                self._certificates(job),
             )
             address, word = (pod or {}).get("status", {}).get("podIP"), (secret or {}).get("data", {}).get("key")
-            if not address or not word:
+            if not address or not word or (job.spec.tls is not None and tls is None):
                 return None
             host = f"[{address}]" if ":" in address else address
             self._coordinators[key] = OperatorClient(
-                f"{host}:{COORDINATOR_PORT}", base64.b64decode(word).strip(), job=job.name, timeout=COORDINATOR_TIMEOUT
+                f"{host}:{COORDINATOR_PORT}",
+                base64.b64decode(word).strip(),
+                job=job.name,
+                timeout=COORDINATOR_TIMEOUT,
+                tls=tls,
             )
         return self._coordinators[key]
+
+    async def _certificates(self, job: Job) -> Tls | None:
+        """Return those of the job; None without any that can be used."""
+        if job.spec.tls is None:
+            return None
+        name = job.spec.tls.secret_name
+        data = (await self.get("Secret", job.namespace, name) or {}).get("data") or {}
+        try:
+            certificate, key, authority = (base64.b64decode(data[file]) for file in ("tls.crt", "tls.key", "ca.crt"))
+            return Tls(Credentials(certificate=certificate, key=key, authority=authority))
+        except KeyError as error:
+            log.warning("%s/%s: the Secret %s has no %s", job.namespace, job.name, name, error)
+        except ConfigError as error:
+            log.warning("%s/%s: the Secret %s: %s", job.namespace, job.name, name, error)
+        return None
 
     async def _hang_up(self, key: tuple[str, str]) -> None:
         coordinator = self._coordinators.pop(key, None)

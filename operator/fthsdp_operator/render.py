@@ -1,7 +1,7 @@
 """What each object of a job looks like. Pure: a job and a few numbers in, manifests out.
 
 The user's pod template is taken as it is; added are who the pod is (labels, environment before the user's own, so that
-``$(FTHSDP_REPLICA)`` can be used there), how it is found (host name, subdomain) and the job's key.
+``$(FTHSDP_REPLICA)`` can be used there), how it is found (host name, subdomain), the job's key and its certificates.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ MASTER_PORT = 29500
 KEY_FOLDER = "/var/run/fthsdp"
 KEY_FILE = f"{KEY_FOLDER}/key"
 KEY_VOLUME = "fthsdp-key"
+TLS_FOLDER = "/var/run/fthsdp-tls"
+TLS_VOLUME = "fthsdp-tls"
 KEY_MODE = 0o444
 """Readable for whatever user the image runs as: the file is root's, the pod's security context is the user's business,
 and nobody else is in the pod."""
@@ -78,10 +80,10 @@ def training_pod(job: Job, *, replica: int, attempt: int, index: int) -> Manifes
     numbers = {REPLICA_LABEL: replica, ATTEMPT_LABEL: attempt, POD_INDEX_LABEL: index}
     ours = _labels(job, Role.TRAINER) | {label: str(number) for label, number in numbers.items()}
     spec |= {"restartPolicy": "Never", "hostname": name, "subdomain": job.name}
-    spec["volumes"] = [*(spec.get("volumes") or []), _key_volume(job)]
+    spec["volumes"] = [*(spec.get("volumes") or []), *_volumes(job)]
     env = _environment(job, replica, attempt, index)
     for container in (*spec["containers"], *(spec.get("initContainers") or [])):
-        _equip(container, env)
+        _equip(container, env, _mounts(job))
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -90,10 +92,9 @@ def training_pod(job: Job, *, replica: int, attempt: int, index: int) -> Manifes
     }
 
 
-def _equip(container: Manifest, env: Sequence[Manifest]) -> None:
+def _equip(container: Manifest, env: Sequence[Manifest], mounts: Sequence[Manifest]) -> None:
     container["env"] = [*copy.deepcopy(list(env)), *(container.get("env") or [])]
-    mount = {"name": KEY_VOLUME, "mountPath": KEY_FOLDER, "readOnly": True}
-    container["volumeMounts"] = [*(container.get("volumeMounts") or []), mount]
+    container["volumeMounts"] = [*(container.get("volumeMounts") or []), *mounts]
     # The last lines of the log become the message of a failure, unless the user's program writes one itself.
     container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
 
@@ -112,6 +113,7 @@ def _environment(job: Job, replica: int, attempt: int, index: int) -> list[Manif
         **_checkpoint(job),
         environment.COORDINATOR: f"{coordinator_name(job.name)}.{job.name}:{COORDINATOR_PORT}",
         environment.JOB_KEY_FILE: KEY_FILE,
+        **_tls(job),
         environment.MASTER_ADDR: master,
         environment.MASTER_PORT: MASTER_PORT,
         "PET_NNODES": job.spec.pods_per_replica,
@@ -135,9 +137,26 @@ def _checkpoint(job: Job) -> dict[str, str]:
     }
 
 
-def _key_volume(job: Job) -> Manifest:
-    secret = {"secretName": secret_name(job.name), "defaultMode": KEY_MODE, "items": [{"key": "key", "path": "key"}]}
-    return {"name": KEY_VOLUME, "secret": secret}
+# --- key and certificates, in all pods ------------------------------------------------------------------------------
+
+
+def _tls(job: Job) -> dict[str, str]:
+    return {} if job.spec.tls is None else {environment.TLS_DIR: TLS_FOLDER}
+
+
+def _volumes(job: Job) -> list[Manifest]:
+    key = {"secretName": secret_name(job.name), "defaultMode": KEY_MODE, "items": [{"key": "key", "path": "key"}]}
+    volumes = [{"name": KEY_VOLUME, "secret": key}]
+    if job.spec.tls is not None:
+        # As a whole, so that a file that it lacks is missed by the pod, in words, and not by the kubelet.
+        tls = {"secretName": job.spec.tls.secret_name, "defaultMode": KEY_MODE}
+        volumes.append({"name": TLS_VOLUME, "secret": tls})
+    return volumes
+
+
+def _mounts(job: Job) -> list[Manifest]:
+    places = {KEY_VOLUME: KEY_FOLDER} | ({} if job.spec.tls is None else {TLS_VOLUME: TLS_FOLDER})
+    return [{"name": name, "mountPath": path, "readOnly": True} for name, path in places.items()]
 
 
 # --- the coordinator ------------------------------------------------------------------------------------------------
@@ -171,7 +190,7 @@ def coordinator_pod(job: Job, *, image: str) -> Manifest:
                 "seccompProfile": {"type": "RuntimeDefault"},
             },
             "containers": [_coordinator_container(job, image)],
-            "volumes": [_key_volume(job)],
+            "volumes": _volumes(job),
         },
     }
 
@@ -198,7 +217,8 @@ def _coordinator_container(job: Job, image: str) -> Manifest:
             "capabilities": {"drop": ["ALL"]},
         },
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": [{"name": KEY_VOLUME, "mountPath": KEY_FOLDER, "readOnly": True}],
+        "env": [{"name": name, "value": value} for name, value in _tls(job).items()],
+        "volumeMounts": _mounts(job),
     }
 
 

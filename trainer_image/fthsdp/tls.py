@@ -23,7 +23,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -58,7 +58,7 @@ class Credentials:
 
     certificate: bytes
     """Our own, followed by those between it and the authority, if there are any."""
-    key: bytes
+    key: bytes = field(repr=False)
     """Of our certificate, without a password."""
     authority: bytes
     """Whose certificates we accept."""
@@ -130,32 +130,36 @@ def _load_own(context: ssl.SSLContext, credentials: Credentials) -> None:
 
 
 class Tls:
-    """The certificates of one folder, as they are when a connection begins."""
+    """The certificates of one folder, as they are when a connection begins; or those that are given."""
 
-    def __init__(self, folder: Path) -> None:
-        """Read them; raises ConfigError that names the folder and says what is wrong in it."""
-        self._folder = folder
+    def __init__(self, source: Path | Credentials) -> None:
+        """Read them; raises ConfigError that says what is wrong with them."""
+        self._source = source
         self._lock = threading.Lock()
-        try:
-            self._newest = Certificates(Credentials.read(folder))
-        except ConfigError as error:
-            raise ConfigError(f"{TLS_DIR}={folder}: {error}") from error
+        self._newest = Certificates(self._read())
 
     @classmethod
     def from_environment(cls, env: Mapping[str, str] = os.environ) -> Tls | None:
         """Return what ``FTHSDP_TLS_DIR`` names, None where it is not set; raises ConfigError."""
-        return cls(Path(env[TLS_DIR])) if env.get(TLS_DIR) else None
+        folder = env.get(TLS_DIR)
+        try:
+            return cls(Path(folder)) if folder else None
+        except ConfigError as error:
+            raise ConfigError(f"{TLS_DIR}={folder}: {error}") from error
+
+    def _read(self) -> Credentials:
+        return self._source if isinstance(self._source, Credentials) else Credentials.read(self._source)
 
     def certificates(self) -> Certificates:
         """Return the newest that can be used: while files are being replaced, those from before."""
         with self._lock:
             try:
-                found = Credentials.read(self._folder)
+                found = self._read()
                 if found != self._newest.credentials:
                     self._newest = Certificates(found)
-                    log.info("the certificates in %s were renewed", self._folder)
+                    log.info("the certificates in %s were renewed", self._source)
             except ConfigError as error:
-                log.warning("%s=%s cannot be used as it is now: %s", TLS_DIR, self._folder, error)
+                log.warning("the certificates in %s cannot be used as they are now: %s", self._source, error)
             return self._newest
 
     def dialled(self, sock: socket.socket) -> TlsSocket:

@@ -50,6 +50,10 @@ def load_job(path: Path) -> tuple[dict[str, Any], Job]:
         check_template(job.spec.template)
         if job.spec.suspend:
             raise ConfigError("spec.suspend is true: on this machine nobody can set it to false later, so leave it out")
+        if job.spec.tls is not None:
+            raise ConfigError(
+                "spec.tls names a Secret of a cluster: on this machine nothing leaves it, so leave it out"
+            )
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
     return _as_applied(manifest), job

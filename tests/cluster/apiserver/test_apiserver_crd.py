@@ -115,7 +115,12 @@ def test_pods_per_replica_cannot_be_changed_and_replicas_can(apiserver: ApiServe
 
 @pytest.mark.parametrize(
     "change",
-    [{"batchPolicy": "Constant"}, {"lrPolicy": "Sqrt"}, {"checkpoint": {"path": "/c", "everySteps": 9}}],
+    [
+        {"batchPolicy": "Constant"},
+        {"lrPolicy": "Sqrt"},
+        {"checkpoint": {"path": "/c", "everySteps": 9}},
+        {"tls": {"secretName": "s"}},
+    ],
 )
 def test_what_all_replicas_have_to_agree_on_cannot_be_changed_while_they_run(
     apiserver: ApiServer, namespace: str, change: Manifest

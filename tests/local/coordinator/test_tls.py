@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import re
 import socket
 from collections.abc import Callable
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kubernetes.aio.client.api_client import ApiClient
+from kubernetes.aio.client.configuration import Configuration
 from tests.local.certificates import Authority
 
 from fthsdp.coordinator.client import OperatorClient
@@ -17,6 +20,9 @@ from fthsdp.coordinator.messages import Welcome
 from fthsdp.errors import Refused, Untrusted
 from fthsdp.tls import Tls
 from fthsdp.wire import open_blocking
+from fthsdp_operator import apiserver
+from fthsdp_operator.api import API_VERSION, KIND, parse_job
+from fthsdp_operator.apiserver import KubernetesCluster
 
 pytestmark = pytest.mark.local
 Make = Callable[..., Any]
@@ -155,6 +161,49 @@ def test_a_leader_whose_certificate_ran_out_comes_back_with_the_renewed_one(
         one.wait_for(Welcome, after=before)
     assert "connection to the coordinator, trying again: 127.0.0.1" in caplog.text
     undisturbed(again, leaders)
+
+
+class ClusterOfTest(KubernetesCluster):
+    """Of the API server only what is asked before the coordinator is."""
+
+    def __init__(self, objects: dict[tuple[str, str], Any]) -> None:
+        super().__init__(ApiClient(Configuration()), coordinator_image="x")
+        self._objects = objects
+
+    async def get(self, kind: str, namespace: str, name: str) -> Any:
+        return self._objects.get((kind, name))
+
+
+@pytest.mark.parametrize("lacking", [None, "ca.crt"])
+def test_the_operator_uses_the_secret_that_the_job_names(
+    process: Any, leaders: list[Any], certificates: Path, lacking: str | None, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(apiserver, "COORDINATOR_PORT", process.port)
+    files = {file.name: base64.b64encode(file.read_bytes()).decode() for file in certificates.iterdir()}
+    objects = {
+        ("Pod", "job-coordinator"): {"status": {"podIP": "127.0.0.1"}},
+        ("Secret", "job-key"): {"data": {"key": base64.b64encode(KEY).decode()}},
+        ("Secret", "certs"): {"data": {name: text for name, text in files.items() if name != lacking}},
+    }
+    template = {"spec": {"containers": [{"name": "train", "image": "x"}]}}
+    spec = {"replicas": 2, "tls": {"secretName": "certs"}, "template": template}
+    job = parse_job({"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "job"}, "spec": spec})
+
+    async def question() -> Any:
+        cluster = ClusterOfTest(objects)
+        try:
+            return await cluster.coordinator_status(job)
+        finally:
+            await cluster.close()
+
+    status = asyncio.run(question())
+    if lacking is None:
+        assert [(r.replica, r.attempt) for r in status.replicas] == [(0, 0), (1, 0)]
+    else:
+        assert status is None
+        assert "default/job: the Secret certs has no 'ca.crt'" in caplog.text
+    undisturbed(process, leaders)
 
 
 def test_the_key_is_asked_for_under_tls_too(process: Any, leaders: list[Any], tls: Tls) -> None:

@@ -47,6 +47,7 @@ def test_what_the_api_server_wrote_is_not_part_of_the_job(tmp_path: Path) -> Non
         (yaml.safe_dump(job(minReplicas=4)), "minReplicas is above replicas"),
         (yaml.safe_dump(job(replicas="three")), "spec.replicas is 'three': it has to be a whole number"),
         (yaml.safe_dump(job(suspend=True)), "spec.suspend is true: on this machine nobody can set it to false"),
+        (yaml.safe_dump(job(tls={"secretName": "s"})), "spec.tls names a Secret of a cluster: on this machine nothing"),
         (yaml.safe_dump(job(replica=3)), "spec.replica is not a field"),
         (yaml.safe_dump(job(template={"spec": {"containers": []}})), "containers is missing or empty"),
         (yaml.safe_dump(job(template={"spec": {"containers": [{"name": "m"}]}})), "has no command"),

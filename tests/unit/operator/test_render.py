@@ -76,6 +76,22 @@ def test_every_container_gets_environment_and_key() -> None:
     assert [volume["name"] for volume in made["spec"]["volumes"]] == ["data", "fthsdp-key"]
 
 
+def test_all_pods_get_the_certificates_of_a_job_that_names_them() -> None:
+    tls = {"secretName": "certs"}
+    coordinator = render.coordinator_pod(parse_job(manifest(tls=tls)), image="ours:1")
+    for made in (pod(tls=tls), coordinator):
+        assert environment(made)["FTHSDP_TLS_DIR"] == "/var/run/fthsdp-tls"
+        assert made["spec"]["volumes"][-1] == {
+            "name": "fthsdp-tls",
+            "secret": {"secretName": "certs", "defaultMode": 0o444},
+        }
+        mount = {"name": "fthsdp-tls", "mountPath": "/var/run/fthsdp-tls", "readOnly": True}
+        assert made["spec"]["containers"][0]["volumeMounts"][-1] == mount
+    for made in (pod(), render.coordinator_pod(parse_job(manifest()), image="ours:1")):
+        assert "FTHSDP_TLS_DIR" not in environment(made)
+        assert "fthsdp-tls" not in str(made)
+
+
 def test_the_rest_of_the_template_is_untouched() -> None:
     fields = {
         "securityContext": {"runAsUser": 1000, "fsGroup": 7},

@@ -10,7 +10,7 @@ import pytest
 from tests.local.certificates import Authority
 
 from fthsdp.errors import ConfigError
-from fthsdp.tls import Tls
+from fthsdp.tls import Credentials, Tls
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +82,13 @@ def test_a_renewed_certificate_is_taken_up_and_one_that_did_not_change_is_not_re
     second = tls.certificates()
     assert second.own != first.own
     assert tls.certificates() is second
+
+
+def test_a_key_does_not_show_where_its_credentials_are_printed(authority: Authority, tmp_path: Path) -> None:
+    credentials = Credentials.read(authority.issue(tmp_path / "mine"))
+    assert credentials.key not in repr(credentials).encode()
+    assert "PRIVATE KEY" not in repr(credentials)
+    assert Tls(credentials).certificates().credentials == credentials
 
 
 def test_files_that_do_not_fit_together_for_a_moment_leave_the_last_good_ones_in_use(
