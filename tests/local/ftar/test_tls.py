@@ -17,6 +17,7 @@ from fthsdp import endpoint as endpoint_module
 from fthsdp.endpoint import Endpoint
 from fthsdp.errors import ConnectionLost, Refused, Untrusted
 from fthsdp.ftar import FtarSettings
+from fthsdp.ftar import engine as engine_module
 from fthsdp.tls import Tls
 from fthsdp.wire import Json, open_blocking, parse_address, receive_frame, send_frame
 
@@ -86,6 +87,18 @@ def test_a_ring_computes_the_same_sums_under_tls(make_ring: Any, tls: Tls, setti
             assert [work.wait(20) for work in works] == [None] * 3 + [[b"0", b"1", b"2"]] * 3
             assert len({out.numpy().tobytes() for out in outs}) == 1
             torch.testing.assert_close(outs[0].double(), sum(s.double() for s in sources), atol=1e-5, rtol=1e-5)
+
+
+def test_what_came_along_with_something_else_is_not_left_lying(
+    make_ring: Any, tls: Tls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # One piece for each time that the kernel says so: the others of a record, or of one fetch, it does not know of.
+    monkeypatch.setattr(engine_module, "_READS", 1)
+    settings = FtarSettings(keepalive_interval=30, silence_timeout=90, connect_timeout=20)
+    with make_ring(2, settings=settings, tls=tls) as ring:
+        for _ in range(5):
+            works = [m.engine.all_gather(step=s, payload=b"%d" % s) for m in ring for s in range(40)]
+            assert [work.wait(10) for work in works] == [[b"%d" % s] * 2 for s in range(40)] * 2
 
 
 def test_a_goodbye_under_tls_breaks_nobodys_ring_and_the_next_epoch_is_entered(make_ring: Any, tls: Tls) -> None:
