@@ -7,6 +7,6 @@ EXIT_CONFIG = 2
 EXIT_LOST = 75
 """This replica has to start again and catch up from the others."""
 EXIT_REFUSED = 77
-"""The coordinator turned this replica away: a newer attempt of it runs, or the key is wrong."""
+"""The coordinator turned this replica away: a newer attempt of it runs, or the key or its certificate is wrong."""
 EXIT_TERMINATED = 143
 """Told to stop, and not done in time."""

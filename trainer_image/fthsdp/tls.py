@@ -42,7 +42,7 @@ NEEDS_TLS = f"TLS is on here, and the hello came without it: {_BOTH}"
 """What a side with TLS tells one without."""
 NEEDS_NO_TLS = f"TLS is off here, and the hello came with it: {_BOTH}"
 """What a side without TLS tells one with it."""
-_ANSWERED_PLAIN = f"TLS is on here, and the answer came without it: {_BOTH}"
+_NONE_THERE = f"TLS is on here, and not on the other side: {_BOTH}"
 
 _PIECE = 64 << 10
 """Bytes that are encrypted, or fetched from the kernel, at a time: they are still in the processor's cache then."""
@@ -89,8 +89,26 @@ class Certificates:
         """Our own certificate, in DER."""
         self.server = _context(ssl.PROTOCOL_TLS_SERVER, credentials)
         self.client = _context(ssl.PROTOCOL_TLS_CLIENT, credentials)
+        self.server.sslobject_class = _TellingWhy
         # Nobody resumes a session; and a ticket would make a socket readable that has nothing to say.
         self.server.num_tickets = 0
+
+
+class _TellingWhy(ssl.SSLObject):
+    """Has the other side told why its certificate is not accepted: asyncio would close without sending that."""
+
+    _failure: ssl.SSLCertVerificationError | None = None
+
+    def do_handshake(self) -> None:
+        """Fail only after one more wait, before which is sent what there is to send."""
+        if self._failure is not None:
+            raise self._failure
+        try:
+            super().do_handshake()
+        except ssl.SSLCertVerificationError as error:
+            log.warning("%s", explained(error, "who dialled"))
+            self._failure = error
+            raise ssl.SSLWantReadError from error
 
 
 def _in_der(certificate: bytes) -> bytes:
@@ -182,12 +200,14 @@ def explained(error: OSError, peer: str) -> WireError:
         return Untrusted(f"{peer}: its certificate is not accepted here: {error.verify_message}")
     if isinstance(error, ssl.SSLEOFError):
         return ConnectionLost(f"{peer} closed the connection in the middle of the TLS handshake")
-    reason = (error.reason or "") if isinstance(error, ssl.SSLError) else ""
-    if "ALERT" in reason or "CERTIFICATE" in reason:
-        return Untrusted(f"{peer} does not accept our certificate: {reason.lower().replace('_', ' ')}")
-    if reason == "WRONG_VERSION_NUMBER":
-        return Refused(f"{peer}: {_ANSWERED_PLAIN}")
-    return ConnectionLost(f"{peer}: {error.strerror or error}")
+    if not isinstance(error, ssl.SSLError) or not error.reason:
+        return ConnectionLost(f"{peer}: {error.strerror or error}")
+    words = error.reason.lower().replace("_", " ")
+    if "alert" in words or "certificate" in words:
+        return Untrusted(f"{peer} does not accept our certificate: {words}")
+    if words == "wrong version number":
+        return Refused(f"{peer}: {_NONE_THERE}")
+    return ConnectionLost(f"{peer}: no TLS handshake: {words}")
 
 
 # --- sockets --------------------------------------------------------------------------------------------------------

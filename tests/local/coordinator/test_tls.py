@@ -105,6 +105,7 @@ def test_a_replica_whose_certificate_is_not_accepted_is_refused_for_good(
     assert re.search("does not accept our .*expired", leader(process.address, 1, 1, tls=old).refusal())
     with pytest.raises(Untrusted, match=r"does not accept our certificate: .*expired"):
         ask(process.address, old)
+    process.wait_for_log("who dialled: its certificate is not accepted here: certificate has expired")
     undisturbed(process, leaders)
 
 
@@ -116,7 +117,7 @@ def test_tls_on_one_side_only_is_refused_in_words_that_say_so(
     with pytest.raises(Refused, match=without):
         ask(process.address, None)
     plain = coordinator(replicas=2, folder=tmp_path / "plain")
-    answer = "TLS is on here, and the answer came without it"
+    answer = "TLS is on here, and not on the other side"
     assert f"{plain.address}: {answer}" in leader(plain.address, 1, 1, tls=tls).refusal()
     with pytest.raises(Refused, match=f"{plain.address}: {answer}"):
         ask(plain.address, tls)

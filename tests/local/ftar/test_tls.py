@@ -196,7 +196,7 @@ def test_whoever_speaks_tls_is_told_that_it_is_off(key: bytes, tls: Tls) -> None
     plain = Endpoint(host="127.0.0.1", key=key, job="test")
     plain.serve("echo", echo)
     try:
-        with pytest.raises(Refused, match=f"{plain.address}: TLS is on here, and the answer came without it: set"):
+        with pytest.raises(Refused, match=f"{plain.address}: TLS is on here, and not on the other side: set"):
             dial(plain.address, key, tls)
         assert works(plain, key, None)
     finally:
