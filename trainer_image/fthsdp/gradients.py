@@ -1,7 +1,9 @@
 """The gradients of one rank as flat fp32 buckets, in an order that is the same in all replicas.
 
 Buckets begin with the last parameters, whose gradients backward finishes first, and are handed over in order as soon as
-they are complete, so that the exchange across replicas runs while backward goes on.
+they are complete, so that the exchange across replicas runs while backward goes on. What was handed over lies nowhere
+else: ``grad`` of its parameters is None from then on, so that the rest of backward finds that memory again. New memory
+for as many bytes costs more than what is done with them; for the same reason the update uses the buckets again.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from fthsdp.errors import ConfigError
 __all__ = ["Buckets", "OnReady", "Slot", "deal", "local", "sum_of_squares"]
 
 OnReady = Callable[[int, Tensor], None]
-"""Called with the number of a bucket and its flat fp32 gradients, which stay unchanged until the next ``arm``."""
+"""Called with the number of a bucket and its flat fp32 gradients, which stay unchanged until the next update."""
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -55,6 +57,7 @@ class Buckets:
 
     def __init__(self, slots: Sequence[Slot], sizes: Sequence[int]) -> None:
         self._slots = [slot for slot in slots if slot.bucket is not None]
+        self._dealt = [[slot for slot in self._slots if slot.bucket == number] for number in range(len(sizes))]
         self._sizes = sizes
         self._flat: list[Tensor] = []
         self._missing: list[set[str]] = []
@@ -65,14 +68,29 @@ class Buckets:
 
     def arm(self, on_ready: OnReady) -> None:
         """Take the gradients of the next backward as final, and hand the buckets over."""
-        if not self._flat:
-            self._flat = [torch.zeros(size, device=self._device(number)) for number, size in enumerate(self._sizes)]
-        self._missing = [{slot.name for slot in self._slots if slot.bucket == b} for b in range(len(self._sizes))]
+        self._make_flat()
+        self._missing = [{slot.name for slot in dealt} for dealt in self._dealt]
         self._next = 0
         self._on_ready = on_ready
 
-    def _device(self, number: int) -> torch.device:
-        return next(local(slot.parameter).device for slot in self._slots if slot.bucket == number)
+    def memory(self, slot: Slot) -> Tensor | None:
+        """Return where a gradient lies in its bucket, shaped like what this rank holds of the parameter.
+
+        Whoever writes there overwrites what was handed over. None for a parameter that is not like its bucket (fp32,
+        contiguous): its gradient needs memory of its own.
+        """
+        held = local(slot.parameter)
+        if slot.bucket is None or held.dtype != torch.float32 or not held.is_contiguous():
+            return None
+        self._make_flat()
+        return slot.part(self._flat).view(held.shape)
+
+    def _make_flat(self) -> None:
+        if not self._flat:
+            self._flat = [
+                torch.empty(size, dtype=torch.float32, device=local(dealt[0].parameter).device)
+                for size, dealt in zip(self._sizes, self._dealt, strict=True)
+            ]
 
     def _accumulated(self, slot: Slot, _: Tensor) -> None:
         if self._on_ready is not None:
@@ -96,8 +114,10 @@ class Buckets:
     def _hand_over(self) -> None:
         assert self._on_ready is not None
         while self._next < len(self._sizes) and not self._missing[self._next]:
-            self._next += 1
-            self._on_ready(self._next - 1, self._flat[self._next - 1])
+            number, self._next = self._next, self._next + 1
+            for slot in self._dealt[number]:
+                slot.parameter.grad = None
+            self._on_ready(number, self._flat[number])
 
     def flush(self) -> None:
         """Take what did not come in the last backward: an earlier micro-batch's gradient, or none."""

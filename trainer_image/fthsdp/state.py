@@ -101,7 +101,8 @@ class TrainState:
     def arm(self, on_ready: OnReady) -> None:
         """Call before the backward of the last micro-batch: its gradients are final, and handed over as they come.
 
-        ``on_ready`` is called in the order 0, 1, 2, … from inside backward, so it must neither block nor raise.
+        ``on_ready`` is called in the order 0, 1, 2, … from inside backward, so it must neither block nor raise. The
+        ``grad`` of parameters whose bucket was handed over is None.
         """
         self._buckets.arm(on_ready)
 
@@ -127,11 +128,12 @@ class TrainState:
     def update(self, reduced: Sequence[Tensor], *, scale: float, norm_squared: float, lr_factor: float = 1.0) -> None:
         """Take one step with the gradients ``reduced * scale``, clipped by their norm over the whole replica.
 
-        ``reduced`` are the buckets summed over replicas (not modified); ``norm_squared`` is the sum of
-        ``self.norm_squared(reduced)`` over the ranks of the replica. FSDP2's reduce-scatter *averages* over these
-        ranks, and the caller's ``scale`` makes up for it: when each loss (a mean over its micro-batch) was multiplied
-        by the samples of its micro-batch, ``scale = world_size / total_samples`` gives the gradient of the mean over
-        all samples of the step, over all ranks of all replicas.
+        ``reduced`` are the buckets summed over replicas (not modified, and not the ones that were handed over: those
+        are used again); ``norm_squared`` is the sum of ``self.norm_squared(reduced)`` over the ranks of the replica.
+        FSDP2's reduce-scatter *averages* over these ranks, and the caller's ``scale`` makes up for it: when each loss
+        (a mean over its micro-batch) was multiplied by the samples of its micro-batch,
+        ``scale = world_size / total_samples`` gives the gradient of the mean over all samples of the step, over all
+        ranks of all replicas.
 
         This one step is taken with every learning rate times ``lr_factor``; the schedule knows nothing of it. With a
         scaler, gradients that overflowed only lower the scale. Sets torch's random numbers, so that an optimizer that
@@ -152,17 +154,27 @@ class TrainState:
 
     def _step(self, reduced: Sequence[Tensor], factor: float, lr_factor: float) -> None:
         for slot in self._slots:
-            gradient = slot.parameter.grad
-            if gradient is None:
-                gradient = slot.parameter.grad = torch.zeros_like(slot.parameter)
-            if slot.bucket is not None:
-                target = local(gradient)
-                target.copy_(slot.part(reduced).mul(factor).view(target.shape))
+            self._set_gradient(slot, reduced, factor)
         torch.manual_seed(scramble(self.updates) >> 1)
         with _scaled_rates(self.optimizer, lr_factor):
             self.optimizer.step()
         if self.scheduler is not None:
             self.scheduler.step()
+
+    def _set_gradient(self, slot: Slot, reduced: Sequence[Tensor], factor: float) -> None:
+        memory = self._buckets.memory(slot)
+        if memory is None:
+            gradient = slot.parameter.grad = torch.zeros_like(slot.parameter)
+            if slot.bucket is not None:
+                target = local(gradient)
+                target.copy_(slot.part(reduced).mul(factor).view(target.shape))
+            return
+        part = slot.part(reduced).view(memory.shape)
+        if part.device == memory.device:
+            torch.mul(part, factor, out=memory)
+        else:
+            memory.copy_(part.mul(factor))
+        slot.parameter.grad = _shard_alike(memory, slot.parameter) if isinstance(slot.parameter, DTensor) else memory
 
     def _clip_factor(self, norm: float) -> float:
         """The rule of torch.nn.utils.clip_grad_norm_."""

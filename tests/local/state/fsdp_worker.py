@@ -113,6 +113,11 @@ class Replica:
         self.state.flush()
         return buckets
 
+    def backward(self, step: int) -> None:
+        """Leave the gradients of a step with the parameters."""
+        for index in range(MICRO_BATCHES):
+            (self.model(batch(step, self.mesh.get_local_rank(), index)).square().mean() * SAMPLES).backward()
+
     def update(self, reduced: list[Tensor]) -> None:
         norm_squared = torch.tensor(self.state.norm_squared(reduced), dtype=torch.float64)
         dist.all_reduce(norm_squared)
@@ -121,7 +126,7 @@ class Replica:
         self.state.update(reduced, scale=world_size / total, norm_squared=norm_squared.item())
 
     def step(self, step: int) -> None:
-        self.update(self.gradients(step))
+        self.update([bucket.clone() for bucket in self.gradients(step)])
 
 
 def reference_gradients(model: nn.Module, step: int, world_size: int) -> None:
@@ -195,7 +200,7 @@ def clipping_is_that_of_clip_grad_norm_over_dtensors(mesh: DeviceMesh) -> None:
     ours, theirs = Replica(mesh, make_sgd, clip=0.01), Replica(mesh, make_sgd, clip=0.01)
     for step in range(3):
         ours.step(step)
-        theirs.gradients(step)
+        theirs.backward(step)
         for p in theirs.model.parameters():
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad.div_(MICRO_BATCHES * SAMPLES)
         norm = nn.utils.clip_grad_norm_(theirs.model.parameters(), 0.01)
@@ -230,8 +235,8 @@ def a_shadow_replays_updates_bit_by_bit_without_any_backward(mesh: DeviceMesh) -
     transfer(donor.state, shadow.state)
     kept = []
     for step in (1, 2, 3):
-        reduced = donor.gradients(step)
-        kept.append([bucket.clone() for bucket in reduced])
+        reduced = [bucket.clone() for bucket in donor.gradients(step)]
+        kept.append(reduced)
         donor.update(reduced)
     for reduced in kept:
         shadow.update(reduced)

@@ -97,7 +97,7 @@ class Job:
         return buckets
 
     def step(self, step: int) -> None:
-        reduced = self.gradients(step)
+        reduced = [bucket.clone() for bucket in self.gradients(step)]
         self.state.update(reduced, scale=1 / 12, norm_squared=self.state.norm_squared(reduced))
 
 

@@ -61,11 +61,42 @@ def test_gradients_are_summed_over_micro_batches(make):
 
 
 def test_a_parameter_that_only_an_earlier_micro_batch_used_keeps_that_gradient(make):
-    job = make()
-    job.gradients(0)
-    assert job.state.model.sometimes.grad is not None
+    job, reference = make(), make()
+    job.gradients(0, micro_batches=2)
+    generator = torch.Generator().manual_seed(0)
+    (reference.state.model(torch.randn(4, 8, generator=generator), use=True) * 4).backward()
     slot = next(slot for slot in job.state._slots if slot.name == "sometimes")
-    assert slot.part(job.state._buckets._flat).equal(job.state.model.sometimes.grad)
+    assert slot.part(job.state._buckets._flat).equal(reference.state.model.sometimes.grad)
+    assert reference.state.model.sometimes.grad.abs().sum() > 0
+
+
+def test_what_was_handed_over_lies_nowhere_else(make):
+    job = make()
+    x = torch.ones(4, 8)
+    job.state.model(x, use=True).backward()
+    assert job.state.model.sometimes.grad is not None
+    job.state.arm(lambda number, flat: None)
+    job.state.model(x, use=False).backward()
+    job.state.flush()
+    assert all(p.grad is None for p in job.state.model.parameters())
+
+
+@pytest.mark.parametrize("coarse", [torch.float32, torch.bfloat16])
+def test_updates_take_no_memory_that_backward_gave_back(make, coarse):
+    job = make("sgd", coarse=coarse)
+    memory: dict[torch.Tensor, set[int]] = {}
+
+    def look(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        for p in (p for group in optimizer.param_groups for p in group["params"] if p.dtype == torch.float32):
+            memory.setdefault(p, set()).add(p.grad.untyped_storage().data_ptr())
+
+    job.state.optimizer.register_step_pre_hook(look)
+    for step in range(3):
+        buckets = job.gradients(step)
+        reduced = [bucket.clone() for bucket in buckets]
+        job.state.update(reduced, scale=0.1, norm_squared=job.state.norm_squared(reduced))
+    theirs = {bucket.untyped_storage().data_ptr() for bucket in buckets}
+    assert all(places <= theirs and len(places) == 1 for places in memory.values())
 
 
 def test_unused_parameters_have_gradient_zero(make):

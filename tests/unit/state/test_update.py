@@ -45,7 +45,7 @@ def test_updates_are_those_of_plain_torch(make, optimizer, clip):
 def test_a_shadow_that_never_ran_backward_updates_like_the_others(make):
     live, shadow = make(), make()
     for step in range(4):
-        reduced = live.gradients(step)
+        reduced = [bucket.clone() for bucket in live.gradients(step)]
         norm_squared = live.state.norm_squared(reduced)
         for job in (live, shadow):
             job.state.update(reduced, scale=1 / 12, norm_squared=norm_squared)
@@ -156,7 +156,7 @@ def test_a_replay_with_the_same_factors_has_the_same_bits(make, transfer, optimi
     live, joiner = make(optimizer), make(optimizer, seed=1)
     transfer(live.state, joiner.state)
     for step, factor in enumerate([0.75, 1.0, 2 / 3, 0.5]):
-        reduced = live.gradients(step)
+        reduced = [bucket.clone() for bucket in live.gradients(step)]
         norm_squared = live.state.norm_squared(reduced)
         for job in (live, joiner):
             job.state.update(reduced, scale=1 / 12, norm_squared=norm_squared, lr_factor=factor)
