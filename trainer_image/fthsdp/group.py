@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -35,7 +35,6 @@ from torch.utils.data import default_collate
 
 from fthsdp.attempt import Attempt
 from fthsdp.catchup.shelf import FETCH, Fetcher, Shelf
-from fthsdp.checkpoint import Checkpoints
 from fthsdp.coordinator.client import LeaderClient
 from fthsdp.coordinator.messages import StepRecord
 from fthsdp.data.policies import Policies
@@ -56,6 +55,9 @@ from fthsdp.replica import Follower, LeaderShell, RankPort, Reporter
 from fthsdp.state import TrainState
 from fthsdp.tls import Tls
 from fthsdp.vote import FOR_EVER, gather
+
+if TYPE_CHECKING:
+    from fthsdp.checkpoint import Checkpoints
 
 __all__ = ["LONGEST_TURN", "ReplicaGroup", "Step", "replica_group"]
 
@@ -243,6 +245,8 @@ class ReplicaGroup:
         place = checkpoint_place(os.environ)
         if place is None:
             return None
+        from fthsdp.checkpoint import Checkpoints  # what it imports takes a newcomer's time; most jobs write none
+
         path, every = place
         return Checkpoints(
             path,

@@ -9,7 +9,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch.distributed as dist
 
@@ -17,7 +17,6 @@ from fthsdp.attempt import Attempt, BufferPool
 from fthsdp.catchup.download import Download, Downloaded
 from fthsdp.catchup.shelf import Fetcher, Shelf, Stripe
 from fthsdp.catchup.snapshot import copy_stripe
-from fthsdp.checkpoint import Checkpoints
 from fthsdp.coordinator.messages import LONGEST_STACK, EpochRecord, Phase, RankReport
 from fthsdp.data.sampler import SamplerState
 from fthsdp.environment import Identity
@@ -43,6 +42,9 @@ from fthsdp.protocol.steploop import StepLoop
 from fthsdp.replica import LeaderShell, RankPort, Reporter
 from fthsdp.state import TrainState
 from fthsdp.vote import share, vote
+
+if TYPE_CHECKING:
+    from fthsdp.checkpoint import Checkpoints
 
 __all__ = ["Parts", "Rank"]
 
