@@ -31,7 +31,8 @@ class BufferPool:
 
     def take(self) -> list[torch.Tensor]:
         """Return one buffer per bucket; what is in them is undefined."""
-        return self._free.pop() if self._free else [torch.empty(n, dtype=torch.float32) for n in self.sizes]
+        # Written to here: else new memory becomes real while the ring fills it, and all members wait for that.
+        return self._free.pop() if self._free else [torch.empty(n, dtype=torch.float32).zero_() for n in self.sizes]
 
     def give_back(self, buffers: Sequence[torch.Tensor]) -> None:
         """Let these buffers be used again."""

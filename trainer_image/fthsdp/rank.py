@@ -252,11 +252,15 @@ class Rank:
         self._parts.shelf.put_outcome(reduced)
 
     def offer_stripe(self, shadow: int, epoch: int, *, part: int, parts: int, step: int, sampler: SamplerState) -> None:
-        """Copy this donor's part of the state and offer it to a shadow."""
-        snapshot = self._state.snapshot()
-        (start, _), data = copy_stripe(snapshot, part, parts)
+        """Copy this donor's part of the state, beside the next forward and backward, and offer it to a shadow."""
+        snapshot, shelf = self._state.snapshot(), self._parts.shelf
         head = {"meta": snapshot.meta, "sampler": sampler.to_json()}
-        self._parts.shelf.put_stripe(shadow, epoch, Stripe(step=step, start=start, data=data, head=head))
+
+        def copy() -> None:
+            (start, _), data = copy_stripe(snapshot, part, parts)
+            shelf.put_stripe(shadow, epoch, Stripe(step=step, start=start, data=data, head=head))
+
+        self._state.read_beside(copy)
 
     def keep_stripes_of(self, shadows: list[int], epoch: int) -> None:
         """Drop the stripes for all others."""

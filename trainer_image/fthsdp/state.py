@@ -87,6 +87,8 @@ class TrainState:
         """Identity and version of each buffer when the state was settled last."""
         self._digests = ThreadPoolExecutor(1, "fthsdp-digest")
         self._begun: Future[int] | None = None
+        self._copies = ThreadPoolExecutor(1, "fthsdp-copy")
+        self._reading: list[Future[None]] = []
         self._pack_parts(lambda _: 0)  # what cannot travel is named now, not when somebody wants to catch up
 
     bucket_sizes: tuple[int, ...]
@@ -228,11 +230,21 @@ class TrainState:
         self._settle()
         self._begun = self._digests.submit(digest, self._decisive())
 
+    def read_beside(self, read: Callable[[], None]) -> None:
+        """Let ``read`` look at the state in another thread, beside a forward and a backward.
+
+        The next change of the state waits for its end, and raises what it raised.
+        """
+        self._reading.append(self._copies.submit(read))
+
     def _settle(self) -> None:
         """Before the state changes: nobody reads it any more."""
         begun, self._begun = self._begun, None
+        reading, self._reading = self._reading, []
         if begun is not None:
             begun.result()
+        for copied in reading:
+            copied.result()
 
     @torch.no_grad()
     def _decisive(self) -> list[Tensor]:
@@ -260,6 +272,7 @@ class TrainState:
     def snapshot(self) -> Snapshot:
         """Describe the whole state of this rank at a boundary; its tensors are views of the live ones.
 
+        Those of scheduler, scaler, user and extra state are copies: only updates change the others.
         What the optimizer has not created yet is left out, and stays uncreated where it is restored, so that the first
         step does the same there. Raises ConfigError for state that cannot travel.
         """
@@ -274,7 +287,7 @@ class TrainState:
             "optimizer": self._pack_optimizer(put),
             "groups": self._pack_groups(put),
             "updates": self.updates,
-            **self._pack_parts(put),
+            **self._pack_parts(lambda tensor: put(tensor.clone())),
         }
         return Snapshot.of(content, tensors)
 

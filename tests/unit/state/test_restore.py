@@ -1,3 +1,5 @@
+import threading
+
 import pytest
 import torch
 from torch import nn
@@ -121,3 +123,48 @@ def test_a_state_of_another_script_is_refused_and_nothing_changes(options, sente
 def test_nonsense_is_no_state(content):
     with pytest.raises(WireError, match="does not describe the state of a training job"):
         linear().restore(Snapshot.of(content, []))
+
+
+def test_the_state_stays_as_it_is_while_somebody_reads_it(make):
+    job = make()
+    job.step(0)
+    before = [tensor.clone() for tensor in job.state.snapshot().tensors]
+    snapshot = job.state.snapshot()
+    updating, steps, read = threading.Event(), threading.Event(), []
+    job.state.optimizer.register_step_pre_hook(lambda *_: steps.set())
+
+    def look():
+        assert updating.wait(30)
+        assert not steps.wait(0.5)
+        read.extend(tensor.clone() for tensor in snapshot.tensors)
+
+    job.state.read_beside(look)
+    reduced = [bucket.clone() for bucket in job.gradients(1)]  # a forward and a backward do not wait
+    update = threading.Thread(
+        target=job.state.update, args=(reduced,), kwargs={"scale": 1 / 12, "norm_squared": 1.0}, daemon=True
+    )
+    update.start()
+    updating.set()
+    update.join(30)
+    assert not update.is_alive()
+    assert job.state.updates == 2
+    assert all(a.equal(b) for a, b in zip(before, read, strict=True))
+
+
+def test_what_a_reader_raises_is_raised_before_the_state_changes(make):
+    job = make()
+    job.state.read_beside(lambda: 1 / 0)
+    before = job.state.digest()
+    with pytest.raises(ZeroDivisionError):
+        job.step(0)
+    assert job.state.digest() == before
+
+
+def test_user_state_that_changes_between_updates_is_the_same_in_all_stripes(make, counter):
+    user = counter()
+    job = make(user=user)
+    snapshot = job.state.snapshot()
+    user.average += 1
+    other = make(user=counter(), seed=1)
+    other.state.restore(snapshot)
+    assert other.state.user.average.equal(torch.zeros(2))

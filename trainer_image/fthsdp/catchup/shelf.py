@@ -58,18 +58,28 @@ class Shelf:
     _outcome: Reduced | None = None
     _passed: dict[int, int] = field(default_factory=dict)
     """By shadow: stripes of epochs up to this one will not come (any more)."""
+    _kept: tuple[Sequence[int], int] = ((), 0)
+    """Whose stripes were to be kept last, and in which epoch."""
     _closed: bool = False
 
     def put_stripe(self, shadow: int, epoch: int, stripe: Stripe) -> None:
-        """Offer a stripe; it replaces an older one for the same shadow."""
+        """Offer a stripe; it replaces an older one for the same shadow.
+
+        One that took so long to copy that its shadow is none any more is not kept.
+        """
         with self._changed:
-            self._stripes[shadow] = (epoch, stripe)
-            self._passed[shadow] = epoch - 1
+            shadows, since = self._kept
+            if epoch < since and shadow not in shadows:
+                self._passed[shadow] = since
+            else:
+                self._stripes[shadow] = (epoch, stripe)
+                self._passed[shadow] = epoch - 1
             self._changed.notify_all()
 
     def keep_stripes_of(self, shadows: Sequence[int], epoch: int) -> None:
         """Drop the stripes of all others; who still waits for one of these waits in vain."""
         with self._changed:
+            self._kept = (shadows, epoch)
             for shadow in [s for s in self._stripes if s not in shadows]:
                 del self._stripes[shadow]
                 self._passed[shadow] = epoch

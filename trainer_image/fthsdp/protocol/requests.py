@@ -230,7 +230,7 @@ class Body(Protocol):
         """Offer the outcome of the newest step; it replaces that of the step before."""
 
     def offer_stripe(self, shadow: int, epoch: int, *, part: int, parts: int, step: int, sampler: SamplerState) -> None:
-        """Copy this donor's part of the state and offer it to a shadow."""
+        """Have this donor's part of the state copied before the next update, and offer it to a shadow."""
 
     def keep_stripes_of(self, shadows: list[int], epoch: int) -> None:
         """Drop the stripes for all others."""
