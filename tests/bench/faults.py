@@ -118,6 +118,8 @@ class _Found:
     frozen: list[float] = field(default_factory=list)
     passes: list[float] = field(default_factory=list)
     steps: list[float] = field(default_factory=list)
+    work: list[float] = field(default_factory=list)
+    """Seconds of processor time that an ordinary step takes a replica."""
 
 
 def kills_and_a_freeze(plan: Plan) -> list[Figure]:
@@ -137,11 +139,12 @@ def kills_and_a_freeze(plan: Plan) -> list[Figure]:
 
 
 def _kill_and_rejoin(job: Job, phase: float, found: _Found) -> None:
-    step = warm_up(job)
+    step, work = warm_up(job), _work(job)
     victim = job.replicas[2]
     wait_into_step(victim, phase * step)
     killed = job.kill(2)
     found.steps.append(step)
+    found.work.append(work)
     found.stalls.append(_stall(job, victim, killed))
     child = job.spawn(2)
     joined = job.joined(child)
@@ -150,6 +153,15 @@ def _kill_and_rejoin(job: Job, phase: float, found: _Found) -> None:
     found.imports.append(imported.t - child.spawned)
     found.builds.append(ready.t - imported.t)
     await_commits(job.replicas.values(), 3, after=joined.t)
+
+
+def _work(job: Job) -> float:
+    """Return how much processor time a step takes a replica, over a few ordinary ones."""
+    children = list(job.replicas.values())
+    await_commits(children, 1, after=time.monotonic())
+    before = sum(child.processor_seconds for child in children)
+    await_commits(children, QUIET, after=time.monotonic())
+    return (sum(child.processor_seconds for child in children) - before) / QUIET / len(children)
 
 
 def _stall(job: Job, victim: Child, at: float) -> float:
@@ -224,7 +236,9 @@ def _parts(found: _Found) -> str:
 def _steps(ours: _Found, peers: _Found) -> str:
     return (
         f"an ordinary step takes {statistics.median(ours.steps):.2f} s with us,"
-        f" {statistics.median(peers.steps):.2f} s with torchft, of which {WORKLOAD.compute:g} s are emulated compute"
+        f" {statistics.median(peers.steps):.2f} s with torchft, of which {WORKLOAD.compute:g} s are emulated compute;"
+        f" it takes a replica {statistics.median(ours.work):.2f} s of processor time with us,"
+        f" {statistics.median(peers.work):.2f} s with torchft"
     )
 
 

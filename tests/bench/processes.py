@@ -98,6 +98,12 @@ class Child:
         """Whether it has not ended yet."""
         return self._process.poll() is None
 
+    @property
+    def processor_seconds(self) -> float:
+        """What it has used so far of all processors together."""
+        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def tell(self, line: str) -> None:
         """Write a line to its standard input."""
         assert self._process.stdin is not None

@@ -46,6 +46,24 @@ def test_a_child_is_told_and_heard(log: Path) -> None:
     assert not child.alive
 
 
+WORKS = """
+import json, time
+while time.process_time() < 0.3:
+    pass
+print(json.dumps({"t": time.monotonic(), "what": "done", "used": time.process_time()}), flush=True)
+time.sleep(60)
+"""
+
+
+def test_the_processor_time_of_a_child_is_what_it_says_itself(log: Path) -> None:
+    child = Child("works", [sys.executable, "-c", WORKS], log=log, env=environment())
+    try:
+        used = child.wait_for("done").fields["used"]
+        assert child.processor_seconds == pytest.approx(used, abs=0.05)
+    finally:
+        child.end()
+
+
 def test_a_child_that_ends_fails_who_waits_for_it_with_its_last_words(log: Path) -> None:
     child = Child("dies", [sys.executable, "-c", "raise SystemExit('no memory')"], log=log, env=environment())
     try:
