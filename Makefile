@@ -25,10 +25,10 @@ test: lint
 	$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-processes test-cluster
 
 test-processes: setup
-	$(PYTHON) -m pytest tests/simulation tests/local
+	$(PYTHON) -m pytest tests/local
 
 test-cluster: setup
-	$(PYTHON) -m pytest tests/unit
+	$(PYTHON) -m pytest tests/unit tests/simulation
 	$(PYTHON) -m pytest tests/cluster
 
 lint: setup

@@ -226,6 +226,20 @@ def test_closing_without_linger_ends_everything_at_once(make_ring: Any) -> None:
         ring[0].engine.cancel(5)
 
 
+def test_closing_at_once_says_no_goodbye_in_a_turn_of_the_loop_that_began_before(make_ring: Any) -> None:
+    with make_ring(2) as ring:
+        engine, begun, queued = ring[1].engine, threading.Event(), threading.Event()
+        engine._mailbox.leave(lambda: (begun.set(), queued.wait(10)))
+        assert begun.wait(10)
+        closing = threading.Thread(target=engine.close)
+        closing.start()
+        while not engine._closing:
+            threading.Event().wait(0.001)
+        queued.set()
+        closing.join()
+        assert ring[0].await_broken(1).suspect == 1
+
+
 def test_lingering_for_a_neighbour_that_never_comes_ends_with_the_linger(make_ring: Any) -> None:
     with make_ring(2) as ring:
         work = ring[0].engine.all_gather(step=1, payload=b"")

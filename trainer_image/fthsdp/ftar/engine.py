@@ -172,7 +172,9 @@ class Engine:
             if not self._closing:
                 self._closing = True
                 self._lines = {}
-                self._mailbox.leave(partial(self._begin_close, time.monotonic() + linger))
+                # Without linger nobody is told goodbye, also in a turn of the loop that began before this.
+                deadline = time.monotonic() + linger if linger else 0.0
+                self._mailbox.leave(partial(self._begin_close, deadline))
         self._thread.join()
 
     def _refuse_gone(self, epoch: int) -> None:
