@@ -21,7 +21,7 @@ pytestmark = pytest.mark.local
 def dial(member: Any, key: bytes, *, job: str = "test", purpose: str = "rail", **wrong: Any) -> socket.socket:
     """Dial a member as replica 1 of epoch 1 would."""
     details: dict[str, Any] = {"epoch": 1, "replica": 1, "attempt": 0, "rank": 0, "to": 0, "to_attempt": 0, "stream": 0}
-    details |= {"chunk_bytes": 512 << 10, "streams": 1, "wire_dtype": "float32"}
+    details |= {"chunk_bytes": 2 << 20, "streams": 1, "wire_dtype": "float32"}
     return open_blocking(
         member.endpoint.address, key, job=job, purpose=purpose, details={**details, **wrong}, timeout=5.0
     )
@@ -37,7 +37,7 @@ def dial(member: Any, key: bytes, *, job: str = "test", purpose: str = "rail", *
         ({"epoch": 5, "replica": 2}, "replica 1 attempt 0 comes before this one in the ring, not replica 2"),
         ({"epoch": 5, "attempt": 1}, "replica 1 attempt 0 comes before this one in the ring, not replica 1 attempt 1"),
         ({"epoch": "5"}, r"not the hello of a rail: \('epoch',\)"),
-        ({"chunk_bytes": 4}, "chunk_bytes is 524288 here, not 4"),
+        ({"chunk_bytes": 4}, "chunk_bytes is 2097152 here, not 4"),
         ({"streams": 2}, "streams is 1 here, not 2: use one value in the whole job"),
         ({"wire_dtype": "bfloat16"}, "wire_dtype is float32 here, not bfloat16"),
         ({"stream": 1}, "stream 1 is none of 0 to 0"),

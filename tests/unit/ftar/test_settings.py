@@ -12,7 +12,7 @@ from fthsdp.ftar.settings import FtarSettings, WireDtype
 
 def test_the_defaults_keep_the_rules() -> None:
     settings = FtarSettings()
-    assert (settings.chunk_bytes, settings.window) == (512 << 10, 64)
+    assert (settings.chunk_bytes, settings.window) == (2 << 20, 16)
     assert (settings.streams, settings.wire_dtype) == (1, WireDtype.FLOAT32)
     assert (settings.keepalive_interval, settings.silence_timeout, settings.connect_timeout) == (1.0, 5.0, 10.0)
 

@@ -33,13 +33,12 @@ class WireDtype(StrEnum):
 class FtarSettings:
     """Settings of an Engine; raises ConfigError when they break a rule. All members of a job use the same."""
 
-    chunk_bytes: int = 512 << 10
-    """Bytes, 512 KiB: largest piece that travels as one frame. A chunk is added and sent on while it is still in the
-    processor's cache, so it should be well below the second-level cache; smaller ones cost more turns of the progress
-    loop. A frame once begun is finished before a keep-alive can follow it, so on the slowest link that is to be used
-    it must take well below ``silence_timeout``."""
-    window: int = 64
-    """Frames of ``chunk_bytes``, 64: what a receiver lets its neighbour send ahead, over all streams. Times
+    chunk_bytes: int = 2 << 20
+    """Bytes, 2 MiB: largest piece that travels as one frame. Smaller ones cost more turns of the progress loop, larger
+    ones let the neighbour wait longer for what it may send on. A frame once begun is finished before a keep-alive can
+    follow it, so on the slowest link that is to be used it must take well below ``silence_timeout``."""
+    window: int = 16
+    """Frames of ``chunk_bytes``, 16: what a receiver lets its neighbour send ahead, over all streams. Times
     ``chunk_bytes`` it bounds what is under way between two neighbours (32 MiB); it should be above bandwidth times
     round trip (25 GB/s over 1 ms are 25 MB)."""
     streams: int = 1
