@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fthsdp.errors import ConfigError, NotReady, Refused, WireError
-from fthsdp.tls import Tls
+from fthsdp.tls import Tls, TlsSocket
 from fthsdp.wire import Json, accept_blocking
 
 __all__ = ["Endpoint"]
@@ -114,7 +114,7 @@ class Endpoint:
                 # Out of descriptors: the connection stays in the queue until some are free.
                 select.select([self._waker], [], [], _LOOK_AGAIN)
             return
-        sock = sock if self.tls is None else self.tls.accepted(sock)
+        sock = sock if self.tls is None else TlsSocket(sock, self.tls, server_side=True)
         thread = threading.Thread(target=self._serve, args=(sock,), name="fthsdp-connection", daemon=True)
         with self._lock:
             if self._closed:

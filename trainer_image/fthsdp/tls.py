@@ -66,15 +66,11 @@ class Credentials:
     @classmethod
     def read(cls, folder: Path) -> Credentials:
         """Read them from a folder; raises ConfigError that names the file."""
-        certificate, key, authority = (_read(folder / name) for name in ("tls.crt", "tls.key", "ca.crt"))
+        try:
+            certificate, key, authority = ((folder / name).read_bytes() for name in ("tls.crt", "tls.key", "ca.crt"))
+        except OSError as error:
+            raise ConfigError(f"{error.filename}: {error.strerror}") from error
         return cls(certificate=certificate, key=key, authority=authority)
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from error
 
 
 class Certificates:
@@ -82,10 +78,7 @@ class Certificates:
 
     def __init__(self, credentials: Credentials) -> None:
         self.credentials = credentials
-        found = _CERTIFICATE.search(credentials.certificate)
-        if found is None:
-            raise ConfigError("tls.crt holds no certificate")
-        self.own = _in_der(found[0])
+        self.own = _in_der(credentials.certificate)
         """Our own certificate, in DER."""
         self.server = _context(ssl.PROTOCOL_TLS_SERVER, credentials)
         self.client = _context(ssl.PROTOCOL_TLS_CLIENT, credentials)
@@ -111,9 +104,11 @@ class _TellingWhy(ssl.SSLObject):
             raise ssl.SSLWantReadError from error
 
 
-def _in_der(certificate: bytes) -> bytes:
+def _in_der(certificates: bytes) -> bytes:
+    """Return the first of them."""
+    found = _CERTIFICATE.search(certificates)
     try:
-        encoded = ssl.PEM_cert_to_DER_cert(certificate.decode())
+        encoded = ssl.PEM_cert_to_DER_cert(found[0].decode() if found else "")
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=encoded)
         return encoded
     except (ssl.SSLError, ValueError) as error:
@@ -180,14 +175,6 @@ class Tls:
                 log.warning("the certificates in %s cannot be used as they are now: %s", self._source, error)
             return self._newest
 
-    def dialled(self, sock: socket.socket) -> TlsSocket:
-        """Take over a socket that has dialled, or is going to; ``begin`` makes it secure."""
-        return TlsSocket(sock, self, server_side=False)
-
-    def accepted(self, sock: socket.socket) -> TlsSocket:
-        """Take over a socket that was accepted; ``begin`` makes it secure."""
-        return TlsSocket(sock, self, server_side=True)
-
 
 def binding_of(*, client: bytes, server: bytes) -> str:
     """Return what ties the handshake to the certificates (in DER) of both sides."""
@@ -214,7 +201,7 @@ def explained(error: OSError, peer: str) -> WireError:
 
 
 class TlsSocket(socket.socket):
-    """A socket whose bytes travel encrypted from ``begin`` on; used like any other one, blocking or not.
+    """Takes over a socket, whose bytes travel encrypted from ``begin`` on; used like any other one, blocking or not.
 
     One thread may receive while others send. TLS is done in memory and the kernel is asked outside of its lock, so
     nobody who waits for the network keeps anybody from the other direction.
@@ -238,7 +225,7 @@ class TlsSocket(socket.socket):
         self._unsent = memoryview(b"")
         """What the kernel did not take yet of a piece that is encrypted."""
         self._promised = 0
-        """Bytes that the piece had before."""
+        """Bytes that this piece had before; 0 where there is none."""
 
     def turn_plain_away(self, begins: bytes, answer: bytes) -> bool:
         """Where the first byte is ``begins``, send ``answer`` as it is and return True: TLS could not be read there."""
@@ -273,11 +260,11 @@ class TlsSocket(socket.socket):
     def _shaken(self, shaking: ssl.SSLObject) -> bool:
         try:
             shaking.do_handshake()
+            done = True
         except ssl.SSLWantReadError:
-            super().sendall(self._outgoing.read())
-            return False
+            done = False
         super().sendall(self._outgoing.read())
-        return True
+        return done
 
     @property
     def pending(self) -> bool:
@@ -342,10 +329,6 @@ class TlsSocket(socket.socket):
             for start in range(0, len(view), _PIECE):
                 super().sendall(self._encrypted([view[start : start + _PIECE]]))
 
-    def send(self, data: ReadableBuffer, flags: int = 0) -> int:
-        """Send what the kernel takes; see ``sendmsg``."""
-        return self.sendmsg([data])
-
     def sendmsg(self, buffers: Iterable[ReadableBuffer], *others: Any) -> int:
         """Send what the kernel takes and return how much that was.
 
@@ -355,23 +338,20 @@ class TlsSocket(socket.socket):
         offered = [memoryview(buffer).cast("B") for buffer in buffers]
         done = 0
         with self._sending:
-            while True:
-                if not self._unsent:
-                    piece = _cut(offered, _PIECE)
-                    if not piece:
-                        return done
-                    self._promised = sum(map(len, piece))
+            while piece := _cut(offered, self._promised or _PIECE):
+                if not self._promised:
                     self._unsent = memoryview(self._encrypted(piece))
-                else:
-                    _cut(offered, self._promised)
+                    self._promised = sum(map(len, piece))
                 try:
                     while self._unsent:
                         self._unsent = self._unsent[super().send(self._unsent) :]
                 except BlockingIOError:
                     if not done:
                         raise
-                    return done
+                    break
                 done += self._promised
+                self._promised = 0
+        return done
 
     def _encrypted(self, parts: Iterable[memoryview]) -> bytes:
         assert self._object is not None
@@ -380,25 +360,19 @@ class TlsSocket(socket.socket):
                 self._object.write(part)
             return self._outgoing.read()
 
-    def sendto(self, *args: Any) -> NoReturn:
-        """Would send what is not encrypted."""
-        raise NotImplementedError("sendto on a TLS connection")
+    def _refuse(self, *args: Any, **options: Any) -> NoReturn:
+        raise NotImplementedError("this would send without encryption: use sendall or sendmsg")
 
-    def sendfile(self, *args: Any, **options: Any) -> NoReturn:
-        """Would send what is not encrypted."""
-        raise NotImplementedError("sendfile on a TLS connection")
+    send = sendto = sendfile = _refuse
 
 
 def _cut(offered: list[memoryview], size: int) -> list[memoryview]:
     """Take up to ``size`` bytes from the front of what is offered."""
     piece: list[memoryview] = []
     while offered and size:
-        part = offered[0][:size]
+        part, rest = offered[0][:size], offered[0][size:]
+        offered[:1] = [rest] if rest else []
         size -= len(part)
-        if len(part) == len(offered[0]):
-            offered.pop(0)
-        else:
-            offered[0] = offered[0][len(part) :]
         if part:
             piece.append(part)
     return piece

@@ -270,7 +270,7 @@ def open_blocking(
         sock = socket.create_connection(parse_address(address), timeout=timeout)
     except OSError as error:
         raise ConnectionLost(f"{address}: {error}") from error
-    sock = sock if tls is None else tls.dialled(sock)
+    sock = sock if tls is None else TlsSocket(sock, tls, server_side=False)
     try:
         greet_blocking(sock, key, job=job, purpose=purpose, details=details)
         sock.settimeout(None)

@@ -18,7 +18,7 @@ from fthsdp.endpoint import Endpoint
 from fthsdp.errors import ConnectionLost, Refused, Untrusted
 from fthsdp.ftar import FtarSettings
 from fthsdp.ftar import engine as engine_module
-from fthsdp.tls import Tls
+from fthsdp.tls import Tls, TlsSocket
 from fthsdp.wire import Json, open_blocking, parse_address, receive_frame, send_frame
 
 pytestmark = pytest.mark.local
@@ -251,9 +251,10 @@ def test_a_handshake_is_worth_nothing_when_somebody_with_a_certificate_of_the_sa
     other = Tls(authority.issue(tmp_path / "other"))
 
     def pass_on(listener: socket.socket) -> None:
-        with other.accepted(listener.accept()[0]) as client:
+        with TlsSocket(listener.accept()[0], other, server_side=True) as client:
             client.begin()
-            with other.dialled(socket.create_connection(parse_address(endpoint.address), timeout=20)) as server:
+            dialled = socket.create_connection(parse_address(endpoint.address), timeout=20)
+            with TlsSocket(dialled, other, server_side=False) as server:
                 server.begin()
                 send_frame(server, receive_frame(client))
                 send_frame(client, receive_frame(server))

@@ -43,7 +43,7 @@ def take_the_key_of_another(folder: Path, authority: Authority) -> None:
         (spoil("tls.crt", None), "tls.crt: No such file or directory"),
         (spoil("tls.key", None), "tls.key: No such file or directory"),
         (spoil("ca.crt", None), "ca.crt: No such file or directory"),
-        (spoil("tls.crt", b"nonsense"), "tls.crt holds no certificate"),
+        (spoil("tls.crt", b"nonsense"), "tls.crt holds no certificate that can be read"),
         (
             spoil("tls.crt", b"-----BEGIN CERTIFICATE-----\n!\n-----END CERTIFICATE-----"),
             "tls.crt holds no certificate that can be read",

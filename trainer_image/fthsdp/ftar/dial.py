@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from fthsdp.errors import ConnectionLost, WireError
-from fthsdp.tls import Tls
+from fthsdp.tls import Tls, TlsSocket
 from fthsdp.wire import Json, greet_blocking, parse_address
 
 __all__ = ["Dial", "Dials"]
@@ -80,7 +80,7 @@ class Dial:
                 0
             ]
             sock = socket.socket(family, kind, number)
-            sock = sock if self._tls is None else self._tls.dialled(sock)
+            sock = sock if self._tls is None else TlsSocket(sock, self._tls, server_side=False)
         except OSError as error:
             return ConnectionLost(f"{self._address}: {error}")
         except WireError as error:
