@@ -29,16 +29,6 @@ Make = Callable[..., Any]
 KEY = b"k" * 32
 
 
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("pki") / "authority")
-
-
-@pytest.fixture(scope="module")
-def stranger(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("pki") / "stranger", name="stranger")
-
-
 @pytest.fixture
 def certificates(authority: Authority, tmp_path: Path) -> Path:
     return authority.issue(tmp_path / "tls")

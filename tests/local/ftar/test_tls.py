@@ -27,16 +27,6 @@ SMALL = FtarSettings(chunk_bytes=40_000, window=8, streams=2, silence_timeout=60
 """Chunks that no record of TLS ends with."""
 
 
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("pki") / "authority")
-
-
-@pytest.fixture(scope="module")
-def stranger(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("pki") / "stranger", name="stranger")
-
-
 @pytest.fixture
 def tls(authority: Authority, tmp_path: Path) -> Tls:
     return Tls(authority.issue(tmp_path / "tls"))

@@ -15,8 +15,8 @@ from fthsdp.wire import open_blocking
 pytestmark = pytest.mark.local
 
 
-def test_a_replica_is_killed_and_catches_up_under_tls(tmp_path: Path) -> None:
-    environment = {"FTHSDP_TLS_DIR": str(Authority(tmp_path / "pki").issue(tmp_path / "tls"))}
+def test_a_replica_is_killed_and_catches_up_under_tls(authority: Authority, tmp_path: Path) -> None:
+    environment = {"FTHSDP_TLS_DIR": str(authority.issue(tmp_path / "tls"))}
     arguments = brief(steps=40, compute=0.05)
     with running(Job(tmp_path / "job", replicas=2, arguments=arguments, environment=environment)) as job:
         job.wait_for_step(5)
@@ -32,8 +32,8 @@ def test_a_replica_is_killed_and_catches_up_under_tls(tmp_path: Path) -> None:
         assert job.exit_code(1) == -signal.SIGKILL
 
 
-def test_a_rank_without_its_certificates_ends_with_one_sentence(tmp_path: Path) -> None:
-    environment = {"FTHSDP_TLS_DIR": str(Authority(tmp_path / "pki").issue(tmp_path / "tls"))}
+def test_a_rank_without_its_certificates_ends_with_one_sentence(authority: Authority, tmp_path: Path) -> None:
+    environment = {"FTHSDP_TLS_DIR": str(authority.issue(tmp_path / "tls"))}
     with running(Job(tmp_path / "job", replicas=0, ranks=1, environment=environment)) as job:
         (tmp_path / "tls" / "tls.key").unlink()
         job.start_replica(0)

@@ -13,11 +13,6 @@ from fthsdp.errors import ConfigError
 from fthsdp.tls import Credentials, Tls
 
 
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("pki") / "a")
-
-
 def test_without_the_variable_there_is_no_tls() -> None:
     assert Tls.from_environment({}) is None
     assert Tls.from_environment({"FTHSDP_TLS_DIR": ""}) is None
