@@ -18,6 +18,7 @@ from tests.bench.churn import steady_failures
 from tests.bench.digest import digests
 from tests.bench.faults import inside_the_collective, kills_and_a_freeze
 from tests.bench.figures import Figure, table
+from tests.bench.gil import shared_gil
 from tests.bench.joins import downloads
 from tests.bench.plan import FULL, QUICK, Plan
 from tests.bench.processes import ROOT, BenchmarkFailed, ended_by_signals
@@ -25,11 +26,10 @@ from tests.bench.results import write
 from tests.bench.scale import large_job
 from tests.bench.spares import one_spare
 from tests.bench.step_time import healthy_steps
-from tests.bench.turns import turns
 
 SCENARIOS: dict[str, Callable[[Plan], list[Figure]]] = {
     "bandwidth": bus_bandwidth,
-    "turns": turns,
+    "gil": shared_gil,
     "step": healthy_steps,
     "kills": kills_and_a_freeze,
     "collective": inside_the_collective,

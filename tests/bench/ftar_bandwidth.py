@@ -200,16 +200,8 @@ def compare(
 def run(members: int, sizes: list[int], repetitions: int, tls: Path | None = None) -> list[Row]:
     """Start the members and return their rows."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [
-            sys.executable,
-            "-m",
-            "tests.bench.ftar_bandwidth",
-            "--sizes",
-            json.dumps(sizes),
-            "--repetitions",
-            str(repetitions),
-        ]
-        command += ["--store", str(Path(folder) / "store"), "--members", str(members)]
+        command = [sys.executable, "-m", "tests.bench.ftar_bandwidth", "--store", str(Path(folder) / "store")]
+        command += ["--members", str(members), "--megabytes", *map(str, sizes), "--repetitions", str(repetitions)]
         command += [*(("--tls", str(tls)) if tls else ()), "--rank"]
         children = [
             subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE if rank == 0 else None, text=True)
@@ -241,11 +233,10 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--tls", type=Path, metavar="FOLDER")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--sizes", type=json.loads, help=argparse.SUPPRESS)
     parser.add_argument("--store", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.rank is not None:
-        member(given.rank, given.members[0], given.sizes, given.repetitions, given.store, given.tls)
+        member(given.rank, given.members[0], given.megabytes, given.repetitions, given.store, given.tls)
         return 0
     machine = {"python": platform.python_version(), "torch": str(torch.__version__), "cores": os.cpu_count()}
     print(", ".join(f"{name} {value}" for name, value in machine.items()))

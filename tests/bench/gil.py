@@ -1,14 +1,15 @@
-"""What the progress thread and the training thread take from each other: ``python -m tests.bench.turns``.
+"""What the progress thread and the training thread take from each other.
 
 Two members reduce 32 MB while their training threads wait, run kernels of torch, or run Python code; then these threads
-work for as long with no ring beside them. Python's lock goes from thread to thread in turns as long as we set them, and
-in turns as long as Python's own, one repetition after the other. Two processes with two busy threads each share two
-cores, so each thread can have half of what it has alone: what is beyond that is the lock.
+work for as long with no ring beside them. The GIL is switched at our interval and at Python's own, one repetition after
+the other. Two processes with two busy threads each share two cores, so each thread can have half of what it has alone:
+what is beyond that is the GIL.
+
+``python -m tests.bench.gil STORE REPETITIONS`` is both members (the second one as a child), which meet by way of STORE.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import subprocess
@@ -21,18 +22,18 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from tests.bench.engines import in_a_ring
-from tests.bench.figures import PAIRED, Figure, table
-from tests.bench.plan import FULL, Plan
+from tests.bench.figures import PAIRED, Figure
+from tests.bench.plan import Plan
 from tests.bench.processes import BenchmarkFailed, run_to_its_end
 
 from fthsdp.ftar import Engine
-from fthsdp.group import LONGEST_TURN
+from fthsdp.group import SWITCH_INTERVAL
 
-__all__ = ["turns"]
+__all__ = ["shared_gil"]
 
 NUMEL = 8 << 20
-PYTHONS = 0.005
-"""Seconds of a turn that Python has unless told otherwise."""
+DEFAULT_INTERVAL = 0.005
+"""Python's own switch interval, in seconds."""
 SQUARE = torch.rand(256, 256)
 
 
@@ -54,8 +55,8 @@ def member(rank: int, store: str, repetitions: int) -> None:
     with in_a_ring(rank, 2, store) as engine:
         source, out = torch.rand(NUMEL), torch.empty(NUMEL)
         for repetition in range(-1, repetitions):
-            for turn, whose in ((LONGEST_TURN, "ours"), (PYTHONS, "default")):
-                sys.setswitchinterval(turn)
+            for interval, whose in ((SWITCH_INTERVAL, "ours"), (DEFAULT_INTERVAL, "default")):
+                sys.setswitchinterval(interval)
                 measured = _measure(engine, source, out)
                 if repetition >= 0:
                     for name, value in measured.items():
@@ -90,11 +91,11 @@ def _pace_alone(work: Callable[[], None], seconds: float) -> float:
     return count / (time.perf_counter() - began)
 
 
-def turns(plan: Plan) -> list[Figure]:
+def shared_gil(plan: Plan) -> list[Figure]:
     """Measure and return the rows; no bound is promised for them."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "tests.bench.turns", "--store", str(Path(folder) / "store")]
-        code, output = run_to_its_end([*command, "--repetitions", str(plan.bandwidth)])
+        store = str(Path(folder) / "store")
+        code, output = run_to_its_end([sys.executable, "-m", "tests.bench.gil", store, str(plan.bandwidth)])
     if code:
         raise BenchmarkFailed(f"the two members ended with exit code {code}\n{output}")
     found: dict[str, list[float]] = json.loads(output.splitlines()[-1])
@@ -109,28 +110,21 @@ def _row(name: str, found: Mapping[str, list[float]]) -> Figure:
         name=f"all-reduce of 32 MB while the training thread runs {name}",
         unit=PAIRED,
         values=tuple(found[f"ours {name}"]),
-        peer="Python's own turns",
+        peer="Python's own interval",
         peer_values=tuple(found[f"default {name}"]),
         note=f"{waits:.3g} s while it waits; meanwhile it keeps {ours:.0%} of its pace,"
-        f" and with Python's own turns {default:.0%}",
+        f" and at Python's own interval {default:.0%}",
     )
 
 
-def main() -> None:
-    """Measure by hand, or be both members (the second one as a child), or one of them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repetitions", type=int, default=FULL.bandwidth)
-    parser.add_argument("--store", help=argparse.SUPPRESS)
-    parser.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if not given.store:
-        print(table(turns(FULL)))
-    elif given.rank:
-        member(given.rank, given.store, given.repetitions)
+def main(store: str, repetitions: str, rank: str = "0") -> None:
+    """Be one of the members, and start the other one."""
+    if rank == "0":
+        with subprocess.Popen([sys.executable, "-m", "tests.bench.gil", store, repetitions, "1"]):
+            member(0, store, int(repetitions))
     else:
-        with subprocess.Popen([sys.executable, "-m", "tests.bench.turns", *sys.argv[1:], "--rank", "1"]):
-            member(0, given.store, given.repetitions)
+        member(1, store, int(repetitions))
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

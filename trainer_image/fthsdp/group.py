@@ -59,12 +59,12 @@ from fthsdp.vote import FOR_EVER, gather
 if TYPE_CHECKING:
     from fthsdp.checkpoint import Checkpoints
 
-__all__ = ["LONGEST_TURN", "ReplicaGroup", "Step", "replica_group"]
+__all__ = ["SWITCH_INTERVAL", "ReplicaGroup", "Step", "replica_group"]
 
 log = logging.getLogger(__name__)
 
-LONGEST_TURN = 0.0002
-"""Seconds that a thread keeps Python's lock while another one waits for it. With Python's own 5 ms a training thread
+SWITCH_INTERVAL = 0.0002
+"""Seconds that a thread keeps the GIL while another one waits for it. With Python's own 5 ms a training thread
 that runs Python code (a slow dataset, a long optimizer loop) makes an all-reduce several times slower."""
 _START_TIMEOUT = 300.0
 """Seconds that the ranks of a replica wait for each other at the start: scheduling and image pulls take minutes."""
@@ -358,7 +358,7 @@ def replica_group(*, seed: int = 0, settings: FtarSettings | None = None) -> Ite
     operator end the process with its exit code: 2 bad input, 75 start again and catch up, 77 refused.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    with _exit_codes(), _brief_turns():
+    with _exit_codes(), _short_switch_interval():
         identity = Identity.from_environment()
         group = ReplicaGroup(
             identity,
@@ -379,10 +379,10 @@ def replica_group(*, seed: int = 0, settings: FtarSettings | None = None) -> Ite
 
 
 @contextmanager
-def _brief_turns() -> Iterator[None]:
-    """Let the progress thread have Python's lock soon while the training thread runs Python code."""
+def _short_switch_interval() -> Iterator[None]:
+    """Let the progress thread have the GIL soon while the training thread runs Python code."""
     before = sys.getswitchinterval()
-    sys.setswitchinterval(min(before, LONGEST_TURN))
+    sys.setswitchinterval(min(before, SWITCH_INTERVAL))
     try:
         yield
     finally:
