@@ -1,12 +1,17 @@
 # make demo   the main job on this machine; a replica is killed on the way
 # make test   everything, the real Kubernetes included where this machine can carry one
+# make lint   style, types and layers
+# make unit   tests/unit only
+# make e2e    tests/cluster only
+# make bench  half an hour of measurements; make bench-quick takes about five minutes
+# make clean  removes .venv, runs and caches
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 READY := $(VENV)/.ready
 CRD := crds/fthsdpjobs.yaml
 DEMO := runs/demo
 
-.PHONY: setup demo test test-processes test-cluster lint unit e2e soak bench bench-quick generate clean
+.PHONY: setup help demo test test-processes test-cluster lint unit e2e soak bench bench-quick generate clean
 
 setup: $(READY)
 
@@ -16,6 +21,9 @@ $(READY): pyproject.toml
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check uv
 	$(VENV)/bin/uv pip install --quiet --compile-bytecode --python $(PYTHON) --editable '.[operator,trainer,test]'
 	touch $@
+
+help:
+	@sed -n 's/^# \(make .*\)/\1/p' $(firstword $(MAKEFILE_LIST))
 
 demo: setup
 	$(VENV)/bin/fthsdp run examples/tiny-llama.yaml --out $(DEMO) --inject kill:replica=2@step=20

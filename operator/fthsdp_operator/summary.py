@@ -62,11 +62,15 @@ def _stepped_in(replicas: Sequence[int]) -> str:
 
 def _join(join: Report) -> str:
     slowdown = join["survivor_slowdown"]
-    others = "" if slowdown is None else f"; meanwhile the others' steps took {slowdown:+.0%} time"
+    others = "" if slowdown is None else f"; meanwhile the others' steps took {_change(slowdown)} time"
     return (
         f"Replica {join['replica']} (attempt {join['attempt']}) joined {_seconds(join['latency_s'])} after its start:"
         f" {_bytes(join['bytes'])} downloaded, {_count(join['replayed_steps'], 'step')} replayed{others}."
     )
+
+
+def _change(share: float) -> str:
+    return f"{abs(share):.0%} {'less' if share < 0 else 'more'}"
 
 
 def _samples(samples: Report) -> str:

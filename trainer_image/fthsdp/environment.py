@@ -33,6 +33,7 @@ __all__ = [
     "Identity",
     "checkpoint_place",
     "read_job_key",
+    "read_key_file",
 ]
 
 JOB = "FTHSDP_JOB"
@@ -134,12 +135,17 @@ class Identity:
 def read_job_key(env: Mapping[str, str] = os.environ) -> bytes:
     """Read the job's key from the file that ``FTHSDP_JOB_KEY_FILE`` names; raises ConfigError."""
     path = Path(_text(env, JOB_KEY_FILE))
+    return read_key_file(path, given=f"{JOB_KEY_FILE}={path}")
+
+
+def read_key_file(path: Path, *, given: str) -> bytes:
+    """Read the job's key from this file; raises ConfigError that begins with ``given``, where the path came from."""
     try:
         key = path.read_bytes().strip()
     except OSError as error:
-        raise ConfigError(f"{JOB_KEY_FILE}={path}: {error.strerror}") from error
+        raise ConfigError(f"{given}: {error.strerror}") from error
     if len(key) < 16:
-        raise ConfigError(f"{JOB_KEY_FILE}={path} holds {len(key)} bytes: a job key has at least 16")
+        raise ConfigError(f"{given} holds {len(key)} bytes: a job key has at least 16")
     return key
 
 

@@ -132,6 +132,8 @@ def _report_from_cluster(job: str, namespace: str, kubeconfig: str | None, out: 
     from fthsdp_operator.cluster_record import fetch_record
 
     file = kubeconfig or os.environ.get("KUBECONFIG") or str(Path("~/.kube/config").expanduser())
+    if not any(Path(part).is_file() for part in file.split(os.pathsep)):
+        raise ConfigError(f"there is no kubeconfig at {file}: name one with --kubeconfig FILE")
     record, log = asyncio.run(fetch_record(Access(kubeconfig=file), namespace=namespace, job=job))
     folder = RunFolder.claim(out)
     try:

@@ -73,17 +73,17 @@ def check_targets(injections: list[Injection], *, replicas: int, pods_per_replic
     for one in injections:
         if one.replica >= replicas:
             raise ConfigError(
-                f"--inject {one}: there is no replica {one.replica}; this job has replicas {_range(replicas)}"
+                f"--inject {one}: there is no replica {one.replica}; this job has {_range('replica', replicas)}"
             )
         if one.pod is not None and one.pod >= pods_per_replica:
             raise ConfigError(
-                f"--inject {one}: there is no pod {one.pod}; each replica of this job has pods"
-                f" {_range(pods_per_replica)}"
+                f"--inject {one}: there is no pod {one.pod}; each replica of this job has"
+                f" {_range('pod', pods_per_replica)}"
             )
 
 
-def _range(count: int) -> str:
-    return "0" if count == 1 else f"0 to {count - 1}"
+def _range(noun: str, count: int) -> str:
+    return f"{noun} 0 only" if count == 1 else f"{noun}s 0 to {count - 1}"
 
 
 def due(waiting: list[Injection], step: int) -> tuple[list[Injection], list[Injection]]:

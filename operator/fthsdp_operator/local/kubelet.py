@@ -192,7 +192,8 @@ class Kubelet:
 
 
 def _mark_deleted(pod: Json, seconds: float) -> None:
-    pod["metadata"].setdefault("deletionTimestamp", timestamp())
+    """As the API server does: the timestamp is that of the end of the grace period."""
+    pod["metadata"]["deletionTimestamp"] = timestamp(after=seconds)
     pod["metadata"]["deletionGracePeriodSeconds"] = int(seconds)
 
 

@@ -10,7 +10,7 @@ import itertools
 import uuid
 from collections.abc import Callable, Mapping
 from copy import deepcopy
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 __all__ = ["Objects", "timestamp"]
@@ -18,9 +18,9 @@ __all__ = ["Objects", "timestamp"]
 Json = dict[str, Any]
 
 
-def timestamp() -> str:
-    """Return the present time as Kubernetes writes it."""
-    return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+def timestamp(*, after: float = 0) -> str:
+    """Return the time ``after`` seconds from now as Kubernetes writes it."""
+    return (datetime.now(UTC) + timedelta(seconds=after)).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 class Objects:

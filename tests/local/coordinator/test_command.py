@@ -40,7 +40,7 @@ def test_help_says_what_it_is_what_it_needs_and_what_its_exit_codes_mean() -> No
         ({"--replicas": "three"}, "argument --replicas: invalid int value: 'three'"),
         ({"--replicas": "0"}, "replicas is 0: a job has at least 1"),
         ({"--min-replicas": "4"}, "min-replicas is 4: it must be between 1 and replicas (3)"),
-        ({"--key-file": "/nonexistent/key"}, "FTHSDP_JOB_KEY_FILE=/nonexistent/key: No such file or directory"),
+        ({"--key-file": "/nonexistent/key"}, "--key-file /nonexistent/key: No such file or directory"),
         ({"--store": "redis:x"}, "store 'redis:x' is neither file:PATH nor configmap:NAMESPACE/NAME"),
         ({"--store": "configmap:x"}, "store 'configmap:x' is neither file:PATH nor configmap:NAMESPACE/NAME"),
         ({"--store": "configmap:a/b"}, "store configmap:a/b: no access to a cluster"),

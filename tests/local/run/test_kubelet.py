@@ -7,6 +7,7 @@ import os
 from base64 import b64encode
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -125,10 +126,14 @@ def test_a_deleted_pod_may_end_by_itself_and_is_then_gone(tmp_path: Path) -> Non
             os.mkfifo(ready)
             await there.start(f"trap 'echo left > {left}; exit 0' TERM; echo > {ready}; while :; do sleep 0.05; done")
             await asyncio.to_thread(ready.read_text)
-            there.kubelet.stop("default", "pod", grace=None)
+            there.kubelet.stop("default", "pod", grace=60)
             pod = there.objects.get("Pod", "default", "pod")
             assert pod is not None
-            assert pod["metadata"]["deletionTimestamp"]
+            assert pod["metadata"]["deletionGracePeriodSeconds"] == 60
+            # As the API server writes it: when the grace period ends, not when the deletion was asked for.
+            assert datetime.fromisoformat(pod["metadata"]["deletionTimestamp"]) > datetime.now(UTC) + timedelta(
+                seconds=30
+            )
             await there.until(lambda pod: pod is None)
         assert (tmp_path / "left").read_text() == "left\n"
 

@@ -43,7 +43,9 @@ def test_it_says_what_died_how_long_the_others_stalled_and_who_came_back() -> No
     assert "Replica 2 (attempt 0) died 10.2 s into the run (Exited: r2-0 exit 137); the others stalled 120 ms" in text
     assert "the step in flight was finished without it" in text
     assert "Replica 2 (attempt 1) joined 9.8 s after its start: 11.5 MB downloaded, 14 steps replayed" in text
-    assert "+3%" in text
+    assert "meanwhile the others' steps took 3% more time." in text
+    quicker = words(report(joins=[JOIN | {"survivor_slowdown": -0.17}]))
+    assert "meanwhile the others' steps took 17% less time." in quicker
 
 
 def test_it_names_the_spares_and_who_took_over() -> None:

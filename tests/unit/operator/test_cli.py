@@ -50,11 +50,12 @@ def test_output_that_nobody_reads_to_its_end_is_no_error(
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("arguments", [["operator"], ["operator", "--kubeconfig", "nowhere.yaml"]])
-def test_without_a_kubeconfig_the_operator_says_how_to_name_one(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("command", [["operator"], ["report", "tiny-llama", "--out", "runs/nowhere"]])
+@pytest.mark.parametrize("option", [[], ["--kubeconfig", "nowhere.yaml"]])
+def test_without_a_kubeconfig_a_command_says_how_to_name_one(
+    command: list[str], option: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(arguments) == 2
+    assert cli.main(command + option) == 2
     said = capsys.readouterr().err
     assert said.startswith("fthsdp: there is no kubeconfig at ")
     assert said.endswith(": name one with --kubeconfig FILE\n")

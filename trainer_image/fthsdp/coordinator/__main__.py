@@ -18,7 +18,7 @@ from fthsdp.coordinator.archive import Archive
 from fthsdp.coordinator.events import MembershipSettings
 from fthsdp.coordinator.server import Coordinator
 from fthsdp.coordinator.store import EpochStore, FileStore, StoreConflict
-from fthsdp.environment import JOB_KEY_FILE, read_job_key
+from fthsdp.environment import read_key_file
 from fthsdp.errors import ConfigError
 from fthsdp.exit_codes import EXIT_CONFIG, EXIT_TERMINATED
 from fthsdp.tls import Tls
@@ -118,7 +118,7 @@ async def _run(args: argparse.Namespace) -> int:
         connect_timeout=args.connect_timeout,
         stall_timeout=args.stall_timeout,
     )
-    key = read_job_key({JOB_KEY_FILE: str(args.key_file)})
+    key = read_key_file(args.key_file, given=f"--key-file {args.key_file}")
     tls = Tls.from_environment()
     archive = Archive(args.record_dir) if args.record_dir else None
     coordinator = Coordinator(
