@@ -1072,6 +1072,28 @@ def test_another_process_of_the_same_name_is_turned_away_by_a_new_coordinator_to
     assert job.sent(1, Welcome)
 
 
+def test_a_newcomer_of_another_size_that_comes_first_to_a_new_coordinator_is_turned_away_and_not_the_members() -> None:
+    job = Job().started(step=5).restarted()
+    job.hello(2, attempt=1, ranks=3)
+    (refused,) = job.sent(2, RefusedMember)
+    assert refused.reason.endswith("has 3 ranks, but the other replicas have 2")
+    for replica in range(2):
+        job.hello(replica)
+        assert job.sent(replica, Welcome)
+
+
+def test_a_ledger_with_addresses_and_without_fingerprints_tells_processes_apart_too() -> None:
+    job = Job().started(step=5)
+    record = job.stored[-1].current.with_addresses(lambda m: tuple(f"10.0.{m.replica}.0:{port}" for port in (1, 2)))
+    job.stored.append(Ledger.decode(f'{{"current": {record.model_dump_json()}}}', origin="a test"))
+    job = job.restarted()
+    job.hello(1, port=9)
+    assert job.sent(1, RefusedMember)
+    for replica in range(3):
+        job.hello(replica)
+        assert job.sent(replica, Welcome)
+
+
 def test_a_neighbours_suspicion_does_not_take_out_who_has_not_yet_reconnected() -> None:
     job = Job().started(step=5).restarted()
     job.hello(0, epoch=1, step=5, serves=True, broken=1, suspects=(1,), reason="closed")

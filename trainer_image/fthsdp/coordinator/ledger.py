@@ -36,6 +36,8 @@ class Ledger(BaseModel):
     """By replica, the newest attempt that is known to be gone: the next coordinator lets none of them in again."""
     processes: dict[int, str] = {}
     """By replica, the fingerprint of its addresses."""
+    ranks: int = 0
+    """Of each replica: who has another number is turned away even before a member has come back. 0: not known."""
 
     @property
     def number(self) -> int:
@@ -50,6 +52,7 @@ class Ledger(BaseModel):
         *,
         lost: Mapping[int, int],
         processes: Mapping[int, str],
+        ranks: int,
     ) -> Ledger:
         """Put down these epochs, without the addresses in them."""
         return cls(
@@ -57,6 +60,7 @@ class Ledger(BaseModel):
             proposal=None if proposal is None else proposal.with_addresses(lambda member: ()),
             lost=dict(lost),
             processes=dict(processes),
+            ranks=ranks,
         )
 
     def encode(self) -> str:

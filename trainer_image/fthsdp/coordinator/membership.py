@@ -105,6 +105,7 @@ class Membership:
         self._facts.highest = ledger.number
         self._facts.record = ledger.current
         self._facts.lost = dict(ledger.lost)
+        self._facts.ranks = ledger.ranks
         for replica, attempt in ledger.lost.items():
             # Whoever started it may not have heard of it before the coordinator before this one was gone.
             self._judge(replica, attempt, Cause.CONNECTION_LOST, "it was taken out before this coordinator started")
@@ -114,7 +115,7 @@ class Membership:
             self._facts.peers[member.replica] = Peer(
                 replica=member.replica,
                 attempt=member.attempt,
-                process=ledger.processes.get(member.replica, ""),
+                process=ledger.processes.get(member.replica) or identify(member.addresses),
                 greeted=False,
                 heard=self._now,
                 deadline=self._now + self._settings.silence_timeout,
@@ -613,7 +614,8 @@ class Membership:
 
     def _persist(self, current: EpochRecord, proposal: EpochRecord | None = None) -> None:
         processes = {r: self._facts.peers[r].process for r in self._facts.union() if r in self._facts.peers}
-        ledger = Ledger.of(current, proposal, lost=self._facts.lost, processes=processes)
+        ranks = max((len(member.addresses) for member in self._facts.union().values()), default=0)
+        ledger = Ledger.of(current, proposal, lost=self._facts.lost, processes=processes, ranks=ranks)
         self._effects.append(Persist(ledger=ledger, expected=self._facts.highest))
         self._facts.highest = ledger.number
 
