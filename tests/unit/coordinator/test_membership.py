@@ -1052,6 +1052,32 @@ def test_a_coordinator_that_died_between_persisting_and_sending_sends_after_its_
         assert all(member.addresses for member in installed(job, replica).members)
 
 
+def test_a_start_that_no_coordinator_lived_to_tell_is_told_by_the_next_one() -> None:
+    job = Job()
+    for replica in range(3):
+        job.hello(replica)
+    (start,) = job.of(Started)
+    job = job.restarted()
+    for replica in range(3):
+        assert not job.of(Started)
+        job.hello(replica)
+    assert job.of(Started) == [start]
+    told = [n for n, e in enumerate(job.effects) if isinstance(e, Send) and isinstance(e.message, Install)]
+    assert job.effects.index(start) < min(told)
+
+
+@pytest.mark.parametrize("entered", [(0,), (0, 1, 2)])
+def test_a_start_that_somebody_has_heard_of_is_not_told_again(entered: tuple[int, ...]) -> None:
+    job = Job()
+    for replica in range(3):
+        job.hello(replica)
+    job.all_say(*entered, epoch=1, connected=1)
+    job = job.restarted()
+    for replica in range(3):
+        job.hello(replica)
+        assert not job.of(Started)
+
+
 def test_who_does_not_come_back_to_a_new_coordinator_does_not_keep_the_others_waiting() -> None:
     job = Job().started(step=5)
     job.dies(2)

@@ -38,6 +38,8 @@ class Ledger(BaseModel):
     """By replica, the fingerprint of its addresses."""
     ranks: int = 0
     """Of each replica: who has another number is turned away even before a member has come back. 0: not known."""
+    replaced: tuple[int, ...] | None = None
+    """Of an epoch with which the run starts: who had another state. None: the run has started before."""
 
     @property
     def number(self) -> int:
@@ -53,6 +55,7 @@ class Ledger(BaseModel):
         lost: Mapping[int, int],
         processes: Mapping[int, str],
         ranks: int,
+        replaced: tuple[int, ...] | None = None,
     ) -> Ledger:
         """Put down these epochs, without the addresses in them."""
         return cls(
@@ -61,6 +64,7 @@ class Ledger(BaseModel):
             lost=dict(lost),
             processes=dict(processes),
             ranks=ranks,
+            replaced=replaced,
         )
 
     def encode(self) -> str:
