@@ -85,6 +85,10 @@ class Buckets:
         self._make_flat()
         return slot.part(self._flat).view(held.shape)
 
+    def leave_what_is_kept(self) -> None:
+        """After an update: take new memory in place of what somebody keeps, such as an optimizer the last gradient."""
+        self._flat = [torch.empty_like(flat) if _is_kept(flat) else flat for flat in self._flat]
+
     def _make_flat(self) -> None:
         if not self._flat:
             self._flat = [
@@ -152,6 +156,12 @@ def _copies(parameter: Tensor) -> int:
         return 1
     mesh, placements = parameter.device_mesh, parameter.placements
     return math.prod(mesh.size(dim) for dim, placement in enumerate(placements) if isinstance(placement, Replicate))
+
+
+def _is_kept(flat: Tensor) -> bool:
+    """Whether another tensor has the same memory."""
+    storage = flat.untyped_storage()
+    return torch._C._storage_Use_Count(storage._cdata) > 2  # of these two
 
 
 _ROW = 1024

@@ -151,6 +151,7 @@ class TrainState:
         if self._loss_scale_fits(norm):
             self._step(reduced, scale * self._clip_factor(norm), lr_factor)
         self.model.zero_grad(set_to_none=True)
+        self._buckets.leave_what_is_kept()
         self.updates += 1
         self._seen = self._buffers()
 

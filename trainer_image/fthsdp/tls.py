@@ -130,6 +130,8 @@ def _context(side: ssl._SSLMethod, credentials: Credentials) -> ssl.SSLContext:
         if error.reason == "KEY_VALUES_MISMATCH":
             raise ConfigError("tls.key is not the key of tls.crt") from error
         raise ConfigError("tls.key holds no private key that can be read without a password") from error
+    except OSError as error:
+        raise ConfigError(f"tls.crt and tls.key cannot be handed to OpenSSL: {error.strerror}") from error
     return context
 
 

@@ -56,7 +56,7 @@ __all__ = [
     "send_frame",
 ]
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Version of everything on the wire. Both sides must have the same."""
 LARGEST_FRAME = 16 << 20
 """Bytes. An epoch record of 20 replicas with 8,192 addresses each is about 4 MB."""

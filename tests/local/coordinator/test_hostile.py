@@ -88,8 +88,10 @@ def test_a_leader_of_another_job_is_refused_for_good(
 def test_another_protocol_version_is_refused_for_good(
     process: Any, leaders: list[Any], leader: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wire, "PROTOCOL", 2)
-    assert "protocol version 2 is not 1: use the same fthsdp everywhere" in leader(process.address, 1, 1).refusal()
+    ours = wire.PROTOCOL
+    monkeypatch.setattr(wire, "PROTOCOL", ours - 1)
+    reason = f"protocol version {ours - 1} is not {ours}: use the same fthsdp everywhere"
+    assert reason in leader(process.address, 1, 1).refusal()
     monkeypatch.undo()
     undisturbed(process, leaders)
 

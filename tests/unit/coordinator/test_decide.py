@@ -255,3 +255,12 @@ def test_a_shadow_goes_on_unless_its_stripes_are_gone_or_lead_elsewhere(
     record = decide(states, members=members, base=epoch((0, 1, 2), (3,)), number=5, wanted=3, least=1)
     assert record is not None
     assert record.snapshots == ((3,) if renewed else ())
+
+
+def test_the_next_attempt_of_a_donor_that_comes_while_the_job_is_paused_is_no_donor() -> None:
+    way = CatchingUp(since=5, at=5, donors=(0, 1))
+    states = {0: NONE, 1: at(5), 3: NONE.model_copy(update={"catching_up": way})}
+    members = {r: member(r) for r in states}
+    record = decide(states, members=members, base=epoch((0, 1), (3,), paused=True), number=5, wanted=3, least=3)
+    assert record is not None
+    assert record.snapshots == (0, 3)

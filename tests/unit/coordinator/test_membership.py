@@ -1052,6 +1052,32 @@ def test_a_coordinator_that_died_between_persisting_and_sending_sends_after_its_
         assert all(member.addresses for member in installed(job, replica).members)
 
 
+def test_a_start_that_no_coordinator_lived_to_tell_is_told_by_the_next_one() -> None:
+    job = Job()
+    for replica in range(3):
+        job.hello(replica)
+    (start,) = job.of(Started)
+    job = job.restarted()
+    for replica in range(3):
+        assert not job.of(Started)
+        job.hello(replica)
+    assert job.of(Started) == [start]
+    told = [n for n, e in enumerate(job.effects) if isinstance(e, Send) and isinstance(e.message, Install)]
+    assert job.effects.index(start) < min(told)
+
+
+@pytest.mark.parametrize("entered", [(0,), (0, 1, 2)])
+def test_a_start_that_somebody_has_heard_of_is_not_told_again(entered: tuple[int, ...]) -> None:
+    job = Job()
+    for replica in range(3):
+        job.hello(replica)
+    job.all_say(*entered, epoch=1, connected=1)
+    job = job.restarted()
+    for replica in range(3):
+        job.hello(replica)
+        assert not job.of(Started)
+
+
 def test_who_does_not_come_back_to_a_new_coordinator_does_not_keep_the_others_waiting() -> None:
     job = Job().started(step=5)
     job.dies(2)
@@ -1070,6 +1096,28 @@ def test_another_process_of_the_same_name_is_turned_away_by_a_new_coordinator_to
     assert "is in use by another process" in refused.reason
     job.hello(1)
     assert job.sent(1, Welcome)
+
+
+def test_a_newcomer_of_another_size_that_comes_first_to_a_new_coordinator_is_turned_away_and_not_the_members() -> None:
+    job = Job().started(step=5).restarted()
+    job.hello(2, attempt=1, ranks=3)
+    (refused,) = job.sent(2, RefusedMember)
+    assert refused.reason.endswith("has 3 ranks, but the other replicas have 2")
+    for replica in range(2):
+        job.hello(replica)
+        assert job.sent(replica, Welcome)
+
+
+def test_a_ledger_with_addresses_and_without_fingerprints_tells_processes_apart_too() -> None:
+    job = Job().started(step=5)
+    record = job.stored[-1].current.with_addresses(lambda m: tuple(f"10.0.{m.replica}.0:{port}" for port in (1, 2)))
+    job.stored.append(Ledger.decode(f'{{"current": {record.model_dump_json()}}}', origin="a test"))
+    job = job.restarted()
+    job.hello(1, port=9)
+    assert job.sent(1, RefusedMember)
+    for replica in range(3):
+        job.hello(replica)
+        assert job.sent(replica, Welcome)
 
 
 def test_a_neighbours_suspicion_does_not_take_out_who_has_not_yet_reconnected() -> None:

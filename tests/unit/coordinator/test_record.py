@@ -325,6 +325,15 @@ def test_a_run_that_starts_again_from_a_checkpoint_keeps_the_steps_up_to_it() ->
     assert run.report["effective_training_time"] == pytest.approx(12 / (3 * 11), abs=1e-4)
 
 
+def test_a_start_that_is_told_twice_is_one() -> None:
+    run = failed_run()
+    run.happens(started(3), 7.0)
+    run.steps(*(step(r, 4, 10.0, 11.0, attempt=1) for r in range(3)))
+    run.happens(started(3), 12.0)
+    assert run.report["steps_final"] == 4
+    assert len(run.report["starts"]) == 1
+
+
 def test_a_run_that_starts_from_a_checkpoint_of_another_run_takes_the_samples_before_it_for_trained() -> None:
     run = Run()
     run.happens(started(40), 0.0)

@@ -1,3 +1,5 @@
+from collections.abc import Callable, Iterable
+
 import pytest
 import torch
 from torch import nn
@@ -79,6 +81,34 @@ def test_what_was_handed_over_lies_nowhere_else(make):
     job.state.model(x, use=False).backward()
     job.state.flush()
     assert all(p.grad is None for p in job.state.model.parameters())
+
+
+class _Remembering(torch.optim.Optimizer):
+    """Keeps the last gradient itself, as diffGrad does, or a part of its memory."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], keep: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+        self._keep = keep
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            parameter.sub_(0.1 * parameter.grad)
+            self.state[parameter]["last"] = self._keep(parameter.grad)
+
+
+@pytest.mark.parametrize("keep", [lambda gradient: gradient, lambda gradient: gradient.data.view(-1)[:1]])
+def test_a_gradient_that_an_optimizer_keeps_stays_as_it_is(keep):
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
+    state = TrainState(model, _Remembering(model.parameters(), keep))
+    for step in range(3):
+        buckets: list[torch.Tensor] = []
+        before = state.digest()
+        state.arm(lambda _, flat, buckets=buckets: buckets.append(flat))
+        model(torch.full((2, 3), float(step + 1))).sum().backward()
+        state.flush()
+        assert state.digest() == before
+        state.update([bucket.clone() for bucket in buckets], scale=1.0, norm_squared=1.0)
 
 
 @pytest.mark.parametrize("coarse", [torch.float32, torch.bfloat16])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import resource
 from collections.abc import Callable
 from pathlib import Path
 
@@ -95,3 +97,21 @@ def test_files_that_do_not_fit_together_for_a_moment_leave_the_last_good_ones_in
     with caplog.at_level(logging.WARNING):
         assert tls.certificates() is first
     assert "tls.key is not the key of tls.crt" in caplog.text
+
+
+def test_a_renewed_certificate_waits_until_there_are_files_to_be_opened_again(
+    authority: Authority, tmp_path: Path
+) -> None:
+    tls = Tls(authority.issue(tmp_path / "mine"))
+    before = tls.certificates()
+    authority.issue(tmp_path / "mine")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(0)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, limits[1]))  # one: OpenSSL needs another beside ours
+    try:
+        during = tls.certificates()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert during is before
+    assert tls.certificates() is not before

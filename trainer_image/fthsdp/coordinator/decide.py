@@ -54,8 +54,9 @@ def decide(
             serving=bool(serving),
             assigned=_assigned(states, base, step + 1, active),
         ),
+        # A paused job takes in newcomers here, and one of them may be a donor's next attempt: it has no state yet.
         snapshots=tuple(
-            r for r in sorted(states) if _starts_over(states[r], step, serving=bool(serving), present=states.keys())
+            r for r in sorted(states) if _starts_over(states[r], step, serving=bool(serving), present=steps.keys())
         ),
     )
 

@@ -93,6 +93,8 @@ class Facts:
     """By replica, the newest attempt known to be gone."""
     highest: int = 0
     """The newest epoch number ever given out."""
+    ranks: int = 0
+    """Of each member of the epochs that a coordinator before this one has made; 0: none is known."""
 
     # --- who is there -----------------------------------------------------------------------------------------------
 
@@ -195,7 +197,8 @@ class Facts:
     def _misshapen(self, hello: Hello) -> str:
         if not hello.addresses:
             return "names no address: there must be one for each rank"
-        ranks = [len(m.addresses) for m in self.union().values() if m.addresses]
+        ranks = [self.ranks] if self.ranks and self.union() else []
+        ranks += [len(m.addresses) for m in self.union().values() if m.addresses]
         ranks += [len(p.addresses) for r, p in self.peers.items() if r != hello.replica and p.addresses]
         if ranks and len(hello.addresses) != ranks[0]:
             return f"has {len(hello.addresses)} ranks, but the other replicas have {ranks[0]}"

@@ -36,6 +36,10 @@ class Ledger(BaseModel):
     """By replica, the newest attempt that is known to be gone: the next coordinator lets none of them in again."""
     processes: dict[int, str] = {}
     """By replica, the fingerprint of its addresses."""
+    ranks: int = 0
+    """Of each replica: who has another number is turned away even before a member has come back. 0: not known."""
+    replaced: tuple[int, ...] | None = None
+    """Of an epoch with which the run starts: who had another state. None: the run has started before."""
 
     @property
     def number(self) -> int:
@@ -50,6 +54,8 @@ class Ledger(BaseModel):
         *,
         lost: Mapping[int, int],
         processes: Mapping[int, str],
+        ranks: int,
+        replaced: tuple[int, ...] | None = None,
     ) -> Ledger:
         """Put down these epochs, without the addresses in them."""
         return cls(
@@ -57,6 +63,8 @@ class Ledger(BaseModel):
             proposal=None if proposal is None else proposal.with_addresses(lambda member: ()),
             lost=dict(lost),
             processes=dict(processes),
+            ranks=ranks,
+            replaced=replaced,
         )
 
     def encode(self) -> str:

@@ -98,6 +98,8 @@ class Membership:
         self._verdicts: dict[int, tuple[float, Verdict]] = {}
         """By replica, the newest one and since when it is to be heard."""
         self._done = False
+        self._untold: Started | None = None
+        """A start that the coordinator before this one may not have lived to tell."""
         if ledger is not None:
             self._restore(ledger)
 
@@ -105,6 +107,9 @@ class Membership:
         self._facts.highest = ledger.number
         self._facts.record = ledger.current
         self._facts.lost = dict(ledger.lost)
+        self._facts.ranks = ledger.ranks
+        if ledger.replaced is not None:
+            self._untold = _start_of(ledger.current, ledger.replaced)
         for replica, attempt in ledger.lost.items():
             # Whoever started it may not have heard of it before the coordinator before this one was gone.
             self._judge(replica, attempt, Cause.CONNECTION_LOST, "it was taken out before this coordinator started")
@@ -114,7 +119,7 @@ class Membership:
             self._facts.peers[member.replica] = Peer(
                 replica=member.replica,
                 attempt=member.attempt,
-                process=ledger.processes.get(member.replica, ""),
+                process=ledger.processes.get(member.replica) or identify(member.addresses),
                 greeted=False,
                 heard=self._now,
                 deadline=self._now + self._settings.silence_timeout,
@@ -374,11 +379,9 @@ class Membership:
             wanted=self._settings.replicas,
             least=self._settings.min_replicas,
         )
-        self._decided(record)
-        assert record.outcome is not None
-        self._effects.append(
-            Started(epoch=record.number, step=record.outcome.step, replicas=record.active, replaced=replaced(states))
-        )
+        others = replaced(states)
+        self._decided(record, replaced=others)
+        self._effects.append(_start_of(record, others))
         return True
 
     # --- gathering --------------------------------------------------------------------------------------------------
@@ -413,11 +416,13 @@ class Membership:
             self._decided(record, stepped_in=tuple(r for r in record.active if r not in base.active))
         return True
 
-    def _decided(self, record: EpochRecord, *, stepped_in: tuple[int, ...] = ()) -> None:
+    def _decided(
+        self, record: EpochRecord, *, stepped_in: tuple[int, ...] = (), replaced: tuple[int, ...] | None = None
+    ) -> None:
         left = [m for m in self._facts.union().values() if record.member(m.replica) is None]
         self._fence = self._facts.proposal = None
         self._facts.record = record
-        self._persist(record)
+        self._persist(record, replaced=replaced)
         self._effects.append(Decided(record=record, stepped_in=stepped_in))
         self._let_go(left)
 
@@ -593,12 +598,20 @@ class Membership:
         if record and record.outcome and record.member(peer.replica) and state.epoch < record.number:
             if not _is_located(record):
                 return  # somebody in it has not yet come back to this coordinator: it will, or there is another epoch
+            self._tell_start(record)
             self._say(peer, record.number, Install(record=record))
         if proposal is not None and state.epoch < proposal.record.number and _is_located(proposal.record):
             if state.connected < proposal.record.number:
                 self._say(peer, proposal.record.number, Announce(record=proposal.record))
             if proposal.go:
                 self._say(peer, proposal.record.number, Go(epoch=proposal.record.number))
+
+    def _tell_start(self, record: EpochRecord) -> None:
+        """Tell of the start of an earlier coordinator that nobody has heard of: whoever enters the epoch has."""
+        untold, self._untold = self._untold, None
+        states = [self._facts.peers[m.replica].state for m in self._facts.union().values()]
+        if untold is not None and untold.epoch == record.number and all(s.epoch < record.number for s in states):
+            self._effects.append(untold)
 
     def _say(self, peer: Peer, number: int, message: FromCoordinator) -> None:
         if (message.kind, number) not in peer.sent:
@@ -611,15 +624,29 @@ class Membership:
                 Send(connection=peer.connection, replica=peer.replica, attempt=peer.attempt, message=message)
             )
 
-    def _persist(self, current: EpochRecord, proposal: EpochRecord | None = None) -> None:
+    def _persist(
+        self,
+        current: EpochRecord,
+        proposal: EpochRecord | None = None,
+        *,
+        replaced: tuple[int, ...] | None = None,
+    ) -> None:
         processes = {r: self._facts.peers[r].process for r in self._facts.union() if r in self._facts.peers}
-        ledger = Ledger.of(current, proposal, lost=self._facts.lost, processes=processes)
+        ranks = max((len(member.addresses) for member in self._facts.union().values()), default=0)
+        ledger = Ledger.of(
+            current, proposal, lost=self._facts.lost, processes=processes, ranks=ranks, replaced=replaced
+        )
         self._effects.append(Persist(ledger=ledger, expected=self._facts.highest))
         self._facts.highest = ledger.number
 
 
 def _is_located(record: EpochRecord) -> bool:
     return all(member.addresses for member in record.members)
+
+
+def _start_of(record: EpochRecord, others: tuple[int, ...]) -> Started:
+    assert record.outcome is not None, "an epoch with which a run starts has a step"
+    return Started(epoch=record.number, step=record.outcome.step, replicas=record.active, replaced=others)
 
 
 def _cause_of(failed: str) -> Cause:

@@ -179,7 +179,8 @@ class RunRecord:
                 self._leaves.append(event)
             case "finished":
                 self._finished = event.step
-            case "started":
+            case "started" if event.epoch not in {e.epoch for e in self._starts}:
+                # A restarted coordinator tells it again as long as nobody may have heard of it.
                 assert event.step is not None
                 self._starts.append(event)
                 self._forget_steps_after(event.step)
