@@ -41,8 +41,8 @@ from fthsdp.data.policies import Policies
 from fthsdp.data.sampler import SamplerState
 from fthsdp.data.stream import Dataset, StreamDataset, reader
 from fthsdp.endpoint import Endpoint
-from fthsdp.environment import MASTER_ADDR, MASTER_PORT, Identity, checkpoint_place, read_job_key
-from fthsdp.errors import ConfigError, Refused, ReplicaLost, RingBroken
+from fthsdp.environment import COORDINATOR, MASTER_ADDR, MASTER_PORT, Identity, checkpoint_place, read_job_key
+from fthsdp.errors import ConfigError, Refused, ReplicaLost, RingBroken, WireError
 from fthsdp.exit_codes import EXIT_CONFIG, EXIT_LOST, EXIT_REFUSED, EXIT_TERMINATED
 from fthsdp.ftar import Engine, FtarSettings
 from fthsdp.protocol.decision import Over
@@ -55,6 +55,7 @@ from fthsdp.replica import Follower, LeaderShell, RankPort, Reporter
 from fthsdp.state import TrainState
 from fthsdp.tls import Tls
 from fthsdp.vote import FOR_EVER, gather
+from fthsdp.wire import parse_address
 
 if TYPE_CHECKING:
     from fthsdp.checkpoint import Checkpoints
@@ -111,7 +112,11 @@ class Step:
             yield default_collate([read(number) for number in numbers])
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Run backward for ``loss``, a scalar: the mean over the samples of the current micro-batch."""
+        """Run backward for ``loss``, a scalar: the mean over the samples of the current micro-batch.
+
+        The last one of a step hands the gradients over: ``grad`` is None afterwards. Read what counts of them, such as
+        their norm, in a hook of the optimizer (``register_step_pre_hook``).
+        """
         if not self._current:
             raise ConfigError(f"step {self.number}: step.backward(loss) belongs to a batch of step.batches(dataset)")
         count, self._current = self._current, 0
@@ -359,7 +364,7 @@ def replica_group(*, seed: int = 0, settings: FtarSettings | None = None) -> Ite
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     with _exit_codes(), _short_switch_interval():
-        identity = Identity.from_environment()
+        identity = _who_we_are()
         group = ReplicaGroup(
             identity,
             read_job_key(),
@@ -402,6 +407,15 @@ def _exit_codes() -> Iterator[None]:
     except Refused as error:
         log.error("refused: %s", error)
         raise SystemExit(EXIT_REFUSED) from error
+
+
+def _who_we_are() -> Identity:
+    identity = Identity.from_environment()
+    try:
+        parse_address(identity.coordinator)
+    except WireError as error:
+        raise ConfigError(f"{COORDINATOR}: {error}") from error
+    return identity
 
 
 def _join_replica(identity: Identity) -> dist.ProcessGroup:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import fthsdp
 from fthsdp.environment import Identity, read_job_key
 from fthsdp.errors import ConfigError
 
@@ -65,3 +66,14 @@ def test_a_job_key_that_is_none_is_refused(content: bytes | None, words: str, tm
         (tmp_path / "key").write_bytes(content)
     with pytest.raises(ConfigError, match=words):
         read_job_key({"FTHSDP_JOB_KEY_FILE": str(tmp_path / "key")})
+
+
+def test_a_coordinator_that_is_no_address_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in (POD | {"FTHSDP_COORDINATOR": "somewhere"}).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as ended, fthsdp.replica_group():
+        pass
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == "fthsdp: FTHSDP_COORDINATOR: 'somewhere' is not host:port\n"
