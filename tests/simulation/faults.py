@@ -9,7 +9,7 @@ from random import Random
 
 from tests.simulation.world import World
 
-__all__ = ["Fault", "Kind", "apply", "random_faults", "run"]
+__all__ = ["LOUD", "Fault", "Kind", "apply", "random_faults", "run"]
 
 
 class Kind(StrEnum):
@@ -30,7 +30,7 @@ class Kind(StrEnum):
     CRASH_AFTER_PERSIST = "crash-after-persist"
 
 
-_LOUD = [kind for kind in Kind if kind is not Kind.FLIP_BIT]
+LOUD = [kind for kind in Kind if kind is not Kind.FLIP_BIT]
 """A flipped bit is found by comparing, which takes three; it has tests of its own."""
 
 
@@ -86,7 +86,7 @@ def random_faults(random: Random, *, most: int, replicas: int, ranks: int, event
     faults = [
         Fault(
             at=random.randrange(events),
-            kind=random.choice(_LOUD),
+            kind=random.choice(LOUD),
             replica=random.randrange(replicas),
             rank=random.randrange(ranks),
             seconds=random.choice([0.5, 4.0, 12.0]),
