@@ -164,7 +164,8 @@ class Job:
         for (r, a, w), process in self.processes.items():
             if (r, a) == (replica, attempt) and rank in (None, w) and process.is_alive():
                 assert process.pid is not None
-                os.kill(process.pid, number)
+                with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
+                    os.kill(process.pid, number)
 
     def kill(self, replica: int, *, attempt: int = 0, rank: int | None = None) -> None:
         """SIGKILL one rank of a replica, or all of them."""
