@@ -8,6 +8,7 @@ import pytest
 from tests.cluster.kube.binaries import build_missing
 from tests.cluster.kube.choose import NoClusterError, builds_its_own, choose_cluster
 from tests.cluster.kube.cluster import Cluster
+from tests.cluster.kube.shell import ClusterError
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -15,11 +16,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: "cluster" in getattr(item, "fixturenames", ()))
 
 
-@pytest.fixture(scope="session")
-def programs() -> None:
-    """See to it that Kubernetes' programs are there for who uses them alone, where the cluster needs them anyway."""
-    if builds_its_own():
-        build_missing()
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Build Kubernetes' programs where these tests need them: without any cache that takes longer than a test may."""
+    if session.items and not session.config.option.collectonly and builds_its_own():
+        try:
+            build_missing()
+        except ClusterError as error:
+            pytest.exit(f"Kubernetes' programs cannot be built: {error}", returncode=1)
 
 
 @pytest.fixture(scope="session")

@@ -22,7 +22,7 @@ Render = Callable[..., list[Object]]
 
 
 @pytest.fixture(scope="module")
-def helm(programs: None) -> Path:
+def helm() -> Path:
     found = find_helm()
     if found is None:
         pytest.skip("no helm: neither installed nor built with the cluster's programs")

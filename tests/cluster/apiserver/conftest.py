@@ -10,7 +10,7 @@ from tests.cluster.apiserver.server import ApiServer, running, why_not_here
 
 
 @pytest.fixture(scope="package")
-def apiserver(programs: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+def apiserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
     """Give an API server; skip with the reason where its programs are missing."""
     if reason := why_not_here():
         pytest.skip(reason)
