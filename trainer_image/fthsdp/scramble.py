@@ -18,6 +18,6 @@ def scramble(value: int) -> int:
     return value ^ (value >> 31)
 
 
-def fingerprint(numbers: Iterable[int]) -> str:
-    """Return 16 hex digits that stand for these numbers in this order: the digests of all ranks as one."""
-    return hashlib.sha256(",".join(map(str, numbers)).encode()).hexdigest()[:16]
+def fingerprint(parts: Iterable[int | str]) -> str:
+    """Return 16 hex digits that stand for these in this order: the digests, or the addresses, of all ranks as one."""
+    return hashlib.sha256(",".join(map(str, parts)).encode()).hexdigest()[:16]

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 from fthsdp import timeouts
 from fthsdp.coordinator.events import MembershipSettings
-from fthsdp.coordinator.ledger import identify
 from fthsdp.coordinator.messages import EpochRecord, Hello, Member, MemberState, Role
 from fthsdp.errors import ConfigError
+from fthsdp.scramble import fingerprint
 
 __all__ = ["Facts", "Peer", "Proposal"]
 
@@ -190,7 +190,7 @@ class Facts:
         known = self.peers.get(hello.replica)
         if hello.attempt <= self.lost.get(hello.replica, -1):
             return "was taken out or replaced: start it again under a higher attempt"
-        if known is not None and hello.attempt == known.attempt and identify(hello.addresses) != known.process:
+        if known is not None and hello.attempt == known.attempt and fingerprint(hello.addresses) != known.process:
             return "is in use by another process: a new one needs a higher attempt"
         return ""
 

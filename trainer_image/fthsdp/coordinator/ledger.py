@@ -9,20 +9,14 @@ object may hold. A fingerprint of them tells the process that is meant from anot
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from fthsdp.coordinator.messages import EpochRecord
 from fthsdp.errors import ConfigError
 
-__all__ = ["Ledger", "identify"]
-
-
-def identify(addresses: Iterable[str]) -> str:
-    """Return a short text that no other process's addresses have."""
-    return hashlib.sha256("\n".join(addresses).encode()).hexdigest()[:16]
+__all__ = ["Ledger"]
 
 
 class Ledger(BaseModel):

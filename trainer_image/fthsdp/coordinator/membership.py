@@ -44,7 +44,7 @@ from fthsdp.coordinator.events import (
 )
 from fthsdp.coordinator.facts import Facts, Peer, Proposal
 from fthsdp.coordinator.hangs import Diagnosis, HangWatch
-from fthsdp.coordinator.ledger import Ledger, identify
+from fthsdp.coordinator.ledger import Ledger
 from fthsdp.coordinator.messages import (
     Announce,
     Break,
@@ -67,6 +67,7 @@ from fthsdp.coordinator.messages import (
     Welcome,
 )
 from fthsdp.coordinator.start import first_epoch, replaced
+from fthsdp.scramble import fingerprint
 
 __all__ = ["Membership"]
 
@@ -119,7 +120,7 @@ class Membership:
             self._facts.peers[member.replica] = Peer(
                 replica=member.replica,
                 attempt=member.attempt,
-                process=ledger.processes.get(member.replica) or identify(member.addresses),
+                process=ledger.processes.get(member.replica) or fingerprint(member.addresses),
                 greeted=False,
                 heard=self._now,
                 deadline=self._now + self._settings.silence_timeout,
@@ -210,7 +211,7 @@ class Membership:
         peer = Peer(
             replica=replica,
             attempt=attempt,
-            process=identify(hello.addresses),
+            process=fingerprint(hello.addresses),
             addresses=hello.addresses,
             connection=connection,
             heard=self._now,
