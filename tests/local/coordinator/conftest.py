@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +117,15 @@ class Process:
         for reader in self._readers:
             reader.join(DEADLINE)
         return code
+
+    def ends_undisturbed(self, leaders: Sequence[Leader]) -> None:
+        """The job still works: it goes to its end, and nobody was taken out."""
+        assert not self.logged("is out|fencing")
+        leaders[0].change(finished=1)
+        for one in leaders:
+            one.says_goodbye()
+        assert self.wait() == 0
+        assert not self.logged("Traceback|exception|SSL")
 
     @property
     def report(self) -> dict[str, Any]:
@@ -267,3 +276,18 @@ def leader() -> Iterator[Callable[..., Leader]]:
     yield make
     for one in made:
         one.client.close(timeout=0)
+
+
+@pytest.fixture
+def tls() -> Tls | None:
+    """What all connections of the job go by; none, unless a file has another one."""
+    return None
+
+
+@pytest.fixture
+def leaders(process: Process, leader: Callable[..., Leader], tls: Tls | None) -> list[Leader]:
+    """Two leaders that train, of a coordinator that each file starts in its own way."""
+    made = [leader(process.address, replica, tls=tls) for replica in range(2)]
+    for one in made:
+        one.wait_for_epoch(1)
+    return made

@@ -30,24 +30,6 @@ def process(coordinator: Make) -> Any:
     return coordinator(replicas=2)
 
 
-@pytest.fixture
-def leaders(process: Any, leader: Make) -> list[Any]:
-    made = [leader(process.address, replica) for replica in range(2)]
-    for one in made:
-        one.wait_for_epoch(1)
-    return made
-
-
-def undisturbed(process: Any, leaders: list[Any]) -> None:
-    """The job still works: a proposal goes through, and nobody was taken out."""
-    assert not process.logged("is out|fencing")
-    leaders[0].change(finished=1)
-    for one in leaders:
-        one.says_goodbye()
-    assert process.wait() == 0
-    assert not process.logged("Traceback|exception")
-
-
 def dial(process: Any) -> socket.socket:
     sock = socket.create_connection(("127.0.0.1", process.port), timeout=30)
     return sock
@@ -82,7 +64,7 @@ def test_a_leader_of_another_job_is_refused_for_good(
     process: Any, leaders: list[Any], leader: Make, options: dict[str, Any], reason: str
 ) -> None:
     assert leader(process.address, 1, 1, **options).refusal() == reason
-    undisturbed(process, leaders)
+    process.ends_undisturbed(leaders)
 
 
 def test_another_protocol_version_is_refused_for_good(
@@ -93,7 +75,7 @@ def test_another_protocol_version_is_refused_for_good(
     reason = f"protocol version {ours - 1} is not {ours}: use the same fthsdp everywhere"
     assert reason in leader(process.address, 1, 1).refusal()
     monkeypatch.undo()
-    undisturbed(process, leaders)
+    process.ends_undisturbed(leaders)
 
 
 def test_a_key_thief_without_the_key_gets_no_further_than_its_proof(process: Any, leaders: list[Any]) -> None:
@@ -103,7 +85,7 @@ def test_a_key_thief_without_the_key_gets_no_further_than_its_proof(process: Any
         send_frame(sock, {"proof": "0" * 64})
         assert receive_frame(sock) == {"refused": "wrong job key"}
         assert is_closed(sock)
-    undisturbed(process, leaders)
+    process.ends_undisturbed(leaders)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +104,7 @@ def test_garbage_is_dropped(process: Any, leaders: list[Any], data: bytes) -> No
     sock = dial(process)
     sock.sendall(data)
     assert is_closed(sock)
-    undisturbed(process, leaders)
+    process.ends_undisturbed(leaders)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +120,7 @@ def test_a_hello_that_makes_no_sense_is_refused(
 ) -> None:
     with pytest.raises(Refused, match=reason):
         open_blocking(process.address, KEY, job="job", purpose=purpose, details=details, timeout=30)
-    undisturbed(process, leaders)
+    process.ends_undisturbed(leaders)
 
 
 @pytest.mark.parametrize(
@@ -158,7 +140,7 @@ def test_a_leader_that_does_not_begin_with_its_own_hello_is_dropped(
     sock = open_leader(process, 1, 7)
     send_frame(sock, frame)
     assert is_closed(sock)
-    undisturbed(process, leaders)
+    process.ends_undisturbed(leaders)
 
 
 @pytest.mark.parametrize(
@@ -174,7 +156,7 @@ def test_a_leader_that_talks_nonsense_later_loses_its_connection_only(
     send_frame(sock, frame)
     assert is_closed(sock)
     # The real leader, whose place this connection had taken, comes back by itself.
-    undisturbed(process, leaders)
+    process.ends_undisturbed(leaders)
 
 
 def test_an_operator_that_talks_nonsense_is_dropped(process: Any, leaders: list[Any]) -> None:
@@ -182,7 +164,7 @@ def test_an_operator_that_talks_nonsense_is_dropped(process: Any, leaders: list[
     sock.settimeout(30)
     send_frame(sock, {"kind": "exited", "replica": "all"})
     assert is_closed(sock)
-    undisturbed(process, leaders)
+    process.ends_undisturbed(leaders)
 
 
 def test_half_open_connections_keep_nobody_out(process: Any, leaders: list[Any], leader: Make) -> None:
@@ -194,7 +176,7 @@ def test_half_open_connections_keep_nobody_out(process: Any, leaders: list[Any],
     for sock in strangers:
         sock.close()
     assert "does not exist" in leader(process.address, 7).refusal()
-    undisturbed(process, leaders)
+    process.ends_undisturbed(leaders)
 
 
 def test_a_leader_that_never_reads_is_no_hindrance(coordinator: Make, leader: Make) -> None:
@@ -235,7 +217,7 @@ def test_a_second_process_with_the_same_attempt_is_refused_and_the_first_one_sta
         send_frame(sock, Hello(replica=1, attempt=0, addresses=("elsewhere:1",)).model_dump(mode="json"))
         assert "in use by another process" in receive_frame(sock)["reason"]
         assert is_closed(sock)
-    undisturbed(process, leaders)
+    process.ends_undisturbed(leaders)
 
 
 def test_a_coordinator_that_was_frozen_takes_nobody_out(coordinator: Make, leader: Make) -> None:
@@ -246,7 +228,7 @@ def test_a_coordinator_that_was_frozen_takes_nobody_out(coordinator: Make, leade
     process.popen.send_signal(signal.SIGSTOP)
     time.sleep(3)  # what is tested is that this time passes
     process.popen.send_signal(signal.SIGCONT)
-    undisturbed(process, leaders)
+    process.ends_undisturbed(leaders)
 
 
 def test_the_operator_is_told_that_nobody_is_there_or_that_it_was_refused(process: Any, leaders: list[Any]) -> None:
@@ -261,7 +243,7 @@ def test_the_operator_is_told_that_nobody_is_there_or_that_it_was_refused(proces
         asyncio.run(ask(process.address, b"x" * 32))
     with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(ConnectionLost):
         asyncio.run(ask(f"127.0.0.1:{silent.getsockname()[1]}", KEY, timeout=1))
-    undisturbed(process, leaders)
+    process.ends_undisturbed(leaders)
     with pytest.raises(ConnectionLost):
         asyncio.run(ask(process.address, KEY))
 
@@ -270,4 +252,4 @@ def test_state_messages_have_no_effect_before_the_hello(process: Any, leaders: l
     sock = open_leader(process, 0, 1)
     send_frame(sock, State(state=MemberState(finished=99)).model_dump(mode="json"))
     assert is_closed(sock)
-    undisturbed(process, leaders)
+    process.ends_undisturbed(leaders)

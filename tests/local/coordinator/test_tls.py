@@ -44,24 +44,6 @@ def process(coordinator: Make, certificates: Path) -> Any:
     return coordinator(replicas=2, certificates=certificates)
 
 
-@pytest.fixture
-def leaders(process: Any, leader: Make, tls: Tls) -> list[Any]:
-    made = [leader(process.address, replica, tls=tls) for replica in range(2)]
-    for one in made:
-        one.wait_for_epoch(1)
-    return made
-
-
-def undisturbed(process: Any, leaders: list[Any]) -> None:
-    """The job still works, and nobody was taken out."""
-    assert not process.logged("is out|fencing")
-    leaders[0].change(finished=1)
-    for one in leaders:
-        one.says_goodbye()
-    assert process.wait() == 0
-    assert not process.logged("Traceback|exception|SSL")
-
-
 def ask(address: str, tls: Tls | None) -> Any:
     """Ask for the status, as an operator does."""
 
@@ -80,7 +62,7 @@ def test_leaders_and_operator_are_served_under_tls(process: Any, leaders: list[A
         one.steps(*range(1, 400), replicas=2)
     status = ask(process.address, tls)
     assert [(r.replica, r.attempt) for r in status.replicas] == [(0, 0), (1, 0)]
-    undisturbed(process, leaders)
+    process.ends_undisturbed(leaders)
     assert {(line["step"]) for line in process.lines} == set(range(1, 400))
 
 
@@ -96,7 +78,7 @@ def test_a_replica_whose_certificate_is_not_accepted_is_refused_for_good(
     with pytest.raises(Untrusted, match=r"does not accept our certificate: .*expired"):
         ask(process.address, old)
     process.wait_for_log("who dialled: its certificate is not accepted here: certificate has expired")
-    undisturbed(process, leaders)
+    process.ends_undisturbed(leaders)
 
 
 def test_tls_on_one_side_only_is_refused_in_words_that_say_so(
@@ -112,7 +94,7 @@ def test_tls_on_one_side_only_is_refused_in_words_that_say_so(
     with pytest.raises(Refused, match=f"{plain.address}: {answer}"):
         ask(plain.address, tls)
     assert plain.wait_for_log("TLS is off here, and the hello came with it")
-    undisturbed(process, leaders)
+    process.ends_undisturbed(leaders)
 
 
 @pytest.mark.parametrize("hello", [b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x00\x05nonse", b"\xff" * 1000])
@@ -124,7 +106,7 @@ def test_garbage_in_place_of_a_tls_hello_is_dropped(process: Any, leaders: list[
                 pass
         except ConnectionResetError:
             pass
-    undisturbed(process, leaders)
+    process.ends_undisturbed(leaders)
 
 
 def test_half_open_connections_keep_nobody_out(process: Any, leaders: list[Any], leader: Make, tls: Tls) -> None:
@@ -135,7 +117,7 @@ def test_half_open_connections_keep_nobody_out(process: Any, leaders: list[Any],
     for sock in strangers:
         sock.close()
     assert "does not exist" in leader(process.address, 7, tls=tls).refusal()
-    undisturbed(process, leaders)
+    process.ends_undisturbed(leaders)
 
 
 def test_a_leader_whose_certificate_ran_out_comes_back_with_the_renewed_one(
@@ -151,7 +133,7 @@ def test_a_leader_whose_certificate_ran_out_comes_back_with_the_renewed_one(
     for one, before in zip(leaders, heard, strict=True):
         one.wait_for(Welcome, after=before)
     assert "connection to the coordinator, trying again: 127.0.0.1" in caplog.text
-    undisturbed(again, leaders)
+    again.ends_undisturbed(leaders)
 
 
 class ClusterOfTest(KubernetesCluster):
@@ -194,10 +176,10 @@ def test_the_operator_uses_the_secret_that_the_job_names(
     else:
         assert status is None
         assert "default/job: the Secret certs has no 'ca.crt'" in caplog.text
-    undisturbed(process, leaders)
+    process.ends_undisturbed(leaders)
 
 
 def test_the_key_is_asked_for_under_tls_too(process: Any, leaders: list[Any], tls: Tls) -> None:
     with pytest.raises(Refused, match="does not hold this job's key"):
         open_blocking(process.address, b"x" * 32, job="job", purpose="operator", timeout=30, tls=tls)
-    undisturbed(process, leaders)
+    process.ends_undisturbed(leaders)
