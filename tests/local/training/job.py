@@ -171,6 +171,12 @@ class Job:
         """SIGKILL one rank of a replica, or all of them."""
         self.signal(replica, signal.SIGKILL, attempt=attempt, rank=rank)
 
+    def replace(self, replica: int, *, attempt: int = 0) -> None:
+        """SIGKILL a whole replica, start its next attempt, and wait until that one is active."""
+        self.kill(replica, attempt=attempt)
+        self.start_replica(replica, attempt=attempt + 1)
+        self.wait_for_active(replica, attempt=attempt + 1)
+
     def kill_coordinator(self) -> None:
         """SIGKILL the coordinator."""
         assert self.coordinator is not None

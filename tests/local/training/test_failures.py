@@ -23,9 +23,7 @@ def test_a_run_without_failures(tmp_path: Path) -> None:
 def test_survivors_finish_the_step_and_the_killed_replica_comes_back(tmp_path: Path) -> None:
     with running(Job(tmp_path, arguments=brief(steps=18, compute=0.02), lingers_after=5)) as job:
         job.wait_for_step(3)
-        job.kill(2)
-        job.start_replica(2, attempt=1)
-        job.wait_for_active(2, attempt=1)
+        job.replace(2)
         report = job.finish()
         assert_sound(report, steps=18)
         assert [(f["replica"], f["attempt"]) for f in report["failures"]] == [(2, 0)]
@@ -75,9 +73,7 @@ def test_training_goes_on_without_the_coordinator_and_changes_wait_for_it(tmp_pa
         job.kill_coordinator()
         job.start_coordinator()
         job.wait_for_step(10)
-        job.kill(0)
-        job.start_replica(0, attempt=1)
-        job.wait_for_active(0, attempt=1)
+        job.replace(0)
         report = job.finish()
         assert_sound(report, steps=24)
 
@@ -86,9 +82,7 @@ def test_below_min_replicas_the_job_pauses_and_goes_on_where_it_was(tmp_path: Pa
     arguments = brief(steps=18, compute=0.02)
     with running(Job(tmp_path, replicas=2, min_replicas=2, arguments=arguments, lingers_after=5)) as job:
         job.wait_for_step(3)
-        job.kill(1)
-        job.start_replica(1, attempt=1)
-        job.wait_for_active(1, attempt=1)
+        job.replace(1)
         report = job.finish()
         assert_sound(report, steps=18)
         assert {len(s["contributors"]) for s in job.steps()} <= {1, 2}

@@ -28,9 +28,7 @@ def test_a_loss_curve_with_a_failure_ends_within_the_noise_of_one_without(tmp_pa
         smooth = curve(job)
     with running(Job(tmp_path / "broken", ranks=1, arguments=arguments, lingers_after=STEPS - 15 - WINDOW)) as job:
         job.wait_for_step(8)
-        job.kill(2)
-        job.start_replica(2, attempt=1)
-        job.wait_for_active(2, attempt=1)
+        job.replace(2)
         report = job.finish()
         assert_sound(report, steps=STEPS)
         assert len(report["failures"]) == len(report["joins"]) == 1

@@ -15,9 +15,7 @@ def test_a_constant_batch_stays_whole_from_the_step_in_which_a_replica_dies(tmp_
     environment = {"FTHSDP_BATCH_POLICY": "Constant"}
     with running(Job(tmp_path, ranks=1, arguments=arguments, environment=environment, lingers_after=5)) as job:
         job.wait_for_step(3)
-        job.kill(1)
-        job.start_replica(1, attempt=1)
-        job.wait_for_active(1, attempt=1)
+        job.replace(1)
         report = job.finish()
         assert_sound(report, steps=18)
         steps = job.steps()
@@ -30,9 +28,7 @@ def test_who_catches_up_replays_the_learning_rates_of_the_steps_that_were_smalle
     arguments, environment = brief(steps=18, compute=0.02), {"FTHSDP_LR_POLICY": "Sqrt"}
     with running(Job(tmp_path, ranks=1, arguments=arguments, environment=environment, lingers_after=5)) as job:
         job.wait_for_step(3)
-        job.kill(1)
-        job.start_replica(1, attempt=1)
-        job.wait_for_active(1, attempt=1)
+        job.replace(1)
         report = job.finish()
         assert_sound(report, steps=18)
     assert [(join["replica"], join["attempt"]) for join in report["joins"]] == [(1, 1)]

@@ -16,9 +16,7 @@ def test_each_sample_of_each_lane_is_trained_once_though_a_replica_dies_and_come
     arguments = (*brief(steps=18, compute=0.02), "--lanes", "16")
     with running(Job(tmp_path, ranks=1, arguments=arguments, lingers_after=5)) as job:
         job.wait_for_step(3)
-        job.kill(2)
-        job.start_replica(2, attempt=1)
-        job.wait_for_active(2, attempt=1)
+        job.replace(2)
         report = job.finish()
         assert_sound(report, steps=18)
         assert [f["replica"] for f in report["failures"]] == [2]
