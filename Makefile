@@ -3,7 +3,7 @@
 # make lint   style, types and layers
 # make unit   tests/unit only
 # make e2e    tests/cluster only
-# make bench  half an hour of measurements; make bench-quick takes about five minutes
+# make bench  35 minutes of measurements; make bench-quick takes five to six minutes
 # make clean  removes .venv, runs and caches
 VENV := .venv
 PYTHON := $(VENV)/bin/python
@@ -55,7 +55,7 @@ e2e: setup
 soak: setup
 	$(PYTHON) -m tests.simulation.soak --seconds $(or $(SECONDS),3600)
 
-# Half an hour, on a machine that has nothing else to do. Quick: the same rows in about five minutes.
+# 35 minutes, on a machine that has nothing else to do. Quick: the same rows in five to six minutes.
 bench: setup
 	$(PYTHON) -m tests.bench
 
