@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import PurePosixPath
@@ -52,17 +52,24 @@ __all__ = [
     "Condition",
     "CoordinatorSpec",
     "CoordinatorStatus",
+    "ExitCodeOperator",
     "Failure",
     "FailurePolicy",
     "Job",
+    "JobBudget",
     "JobSpec",
     "JobState",
     "JobStatus",
     "Metadata",
+    "OnExhausted",
+    "OnExitCodes",
+    "OnPodCondition",
     "PerReplica",
     "ReplicaState",
     "ReplicaStatus",
     "Role",
+    "Rule",
+    "RuleAction",
     "Time",
     "TlsSpec",
     "coordinator_name",
@@ -94,6 +101,7 @@ MAX_JOB_NAME = 40
 MAX_REPLICAS = 1024
 MAX_PODS = 4096
 MAX_PROCESSES = 256
+MAX_RULES = 64
 
 RESERVED_ENV_PREFIX = "FTHSDP_"
 RESERVED_ENV = (
@@ -197,21 +205,132 @@ class CoordinatorSpec(_Spec):
     """Requests and limits of the coordinator's container, as in any pod."""
 
 
+_RULE_NAMES_RULE = "failurePolicy.rules has two rules of one name: give each its own, since the status names them"
+_CRITERION_RULE = (
+    "a rule of failurePolicy needs exactly one of onExitCodes, onPodReasons and onPodConditions: remove the others, or"
+    " make a rule of each"
+)
+_ZERO_RULE = "onExitCodes.values has a 0: a container that exits with 0 has not failed, so remove it"
+_CONTAINER_RULE = (
+    "onExitCodes.containerName of a rule of failurePolicy is no container of the template: correct it, or leave it out"
+    " to speak of all of them"
+)
+
+
+class RuleAction(StrEnum):
+    """What is done about a failure."""
+
+    RESTART_REPLICA = "RestartReplica"
+    """The replica is restarted, and that costs budget."""
+    RESTART_REPLICA_FREE = "RestartReplicaFree"
+    """The replica is restarted, and that costs no budget."""
+    ABANDON_REPLICA = "AbandonReplica"
+    """The replica is not restarted; the others train on."""
+    FAIL_JOB = "FailJob"
+    """The job fails."""
+
+
+class ExitCodeOperator(StrEnum):
+    """How an exit code is compared with a list."""
+
+    IN = "In"
+    NOT_IN = "NotIn"
+
+
+class OnExitCodes(_Spec):
+    """Exit codes of containers; 0 never matches."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "x-kubernetes-validations": [
+                {"rule": "self.operator != 'In' || !(0 in self.values)", "message": _ZERO_RULE, "fieldPath": ".values"}
+            ]
+        }
+    )
+
+    container_name: str | None = Field(default=None, min_length=1, max_length=63)
+    """Only this container of the template counts; all of them where unset."""
+    operator: ExitCodeOperator = Field(strict=False)
+    """In: the exit code is one of values. NotIn: it is none of them."""
+    values: tuple[Annotated[int, Field(ge=0, le=255)], ...] = Field(
+        strict=False, min_length=1, max_length=255, json_schema_extra={"x-kubernetes-list-type": "set"}
+    )
+    """Exit codes, each of them once; those above 128 are signals, as in 128 + 9 for SIGKILL."""
+
+
+class OnPodCondition(_Spec):
+    """A condition in the status of the pod that failed."""
+
+    type: str = Field(min_length=1, max_length=316)
+    """Type of the condition, as in DisruptionTarget."""
+    status: Literal["True", "False", "Unknown"] = "True"
+    """Status that it has, in quotes."""
+
+
+class Rule(_Spec):
+    """What is done about failures of one kind."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "x-kubernetes-validations": [
+                {
+                    "rule": (
+                        "[has(self.onExitCodes), has(self.onPodReasons), has(self.onPodConditions)]"
+                        ".exists_one(given, given)"
+                    ),
+                    "message": _CRITERION_RULE,
+                }
+            ]
+        }
+    )
+
+    name: str = Field(min_length=1, max_length=63)
+    """Name of the rule, by which the status speaks of it."""
+    on_exit_codes: OnExitCodes | None = None
+    """It matches a pod of which a container ended with such an exit code."""
+    on_pod_reasons: tuple[Annotated[str, Field(min_length=1, max_length=128)], ...] | None = Field(
+        default=None, strict=False, min_length=1, max_length=64, json_schema_extra={"x-kubernetes-list-type": "set"}
+    )
+    """It matches a failure with one of these reasons: those of lastFailure.reason, or what the pod's status says."""
+    on_pod_conditions: tuple[OnPodCondition, ...] | None = Field(
+        default=None, strict=False, min_length=1, max_length=64
+    )
+    """It matches a pod with one of these conditions."""
+    action: RuleAction = Field(strict=False)
+    """RestartReplica, RestartReplicaFree (which costs no budget), AbandonReplica or FailJob."""
+
+
 class PerReplica(_Spec):
     """How often one replica may be restarted."""
 
     limit: int = Field(default=5, ge=0, le=1000)
-    """Restarts that a replica may use within windowSeconds; the failure after that fails the job."""
+    """Restarts that a replica may use within windowSeconds; onExhausted says what the failure after that does."""
     window_seconds: int = Field(default=3600, ge=1, le=30 * 24 * 3600)
     """Length of the sliding window in seconds; restarts before it are forgiven, so that a run of months is not failed
     by what happened weeks ago."""
+
+
+class JobBudget(_Spec):
+    """How often the replicas of a job may be restarted, all of them together."""
+
+    limit: int = Field(ge=0, le=10_000)
+    """Restarts that all replicas together may use within windowSeconds; the failure after that fails the job."""
+    window_seconds: int = Field(default=3600, ge=1, le=30 * 24 * 3600)
+    """Length of the sliding window in seconds."""
+
+
+class OnExhausted(StrEnum):
+    """What the failure does that comes after a replica has used its budget."""
+
+    ABANDON_REPLICA = "AbandonReplica"
+    FAIL_JOB = "FailJob"
 
 
 _BACKOFF_RULE = "backoff.maxSeconds is below backoff.initialSeconds: raise maxSeconds or lower initialSeconds"
 
 
 class Backoff(_Spec):
-    """How long a replica waits before it is restarted again; its first restart within the window does not wait."""
+    """How long a replica waits before it is restarted again; the first restart after a stable time does not wait."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -226,18 +345,42 @@ class Backoff(_Spec):
     )
 
     initial_seconds: int = Field(default=5, ge=0, le=3600)
-    """Wait before the second restart within the window, in seconds."""
+    """Wait before the second restart in a row, in seconds. Each wait is shortened by up to a quarter, by another share
+    for each replica, so that those that failed together do not come back together."""
     max_seconds: int = Field(default=300, ge=0, le=24 * 3600)
     """Longest wait, in seconds."""
     factor: int = Field(default=2, ge=1, le=10)
     """Each further wait is this many times the one before."""
+    stable_seconds: int = Field(default=600, ge=1, le=30 * 24 * 3600)
+    """Seconds for which a replica has to train or stand by as a spare; then its next restart is a first one again."""
 
 
 class FailurePolicy(_Spec):
     """What happens when a replica fails."""
 
+    rules: tuple[Rule, ...] = Field(
+        default=(),
+        strict=False,
+        max_length=MAX_RULES,
+        json_schema_extra={
+            "x-kubernetes-validations": [
+                {"rule": "self.all(a, self.exists_one(b, b.name == a.name))", "message": _RULE_NAMES_RULE}
+            ]
+        },
+    )
+    """What is done about which failure; the first that matches decides. Where none does, what the cluster has done to a
+    pod (evicted, preempted, deleted, its node lost) costs no budget, and what the run has done itself does."""
     per_replica: PerReplica = PerReplica()
     """Restart budget of each replica."""
+    job: JobBudget | None = None
+    """Restart budget of all replicas together; without a limit of its own where unset."""
+    simultaneous_fraction: float = Field(default=1.0, ge=0, le=1)
+    """When at least this part of the replicas, and at least two, fail with the same exit code within a minute (before
+    the first step of the job: ever), and none of them has come up since, it is a fault of the code that they run, and
+    the job fails at once. 0 switches this off."""
+    on_exhausted: OnExhausted = Field(default=OnExhausted.ABANDON_REPLICA, strict=False)
+    """What the failure does that comes after a replica has used its budget. AbandonReplica: the others train on without
+    it, as long as minReplicas of them can; otherwise the job fails. FailJob: the job fails."""
     backoff: Backoff = Backoff()
     """Waits between the restarts of one replica."""
 
@@ -353,6 +496,14 @@ _TEMPLATE_SCHEMA: dict[str, Any] = {
 }
 
 
+_CONTAINER_CEL = (
+    "self.failurePolicy.rules.all(rule, !has(rule.onExitCodes) || !has(rule.onExitCodes.containerName)"
+    " || self.template.spec.containers.exists(one, one.name == rule.onExitCodes.containerName)"
+    " || (has(self.template.spec.initContainers)"
+    " && self.template.spec.initContainers.exists(one, one.name == rule.onExitCodes.containerName)))"
+)
+
+
 class JobSpec(_Spec):
     """What the job should be."""
 
@@ -383,6 +534,7 @@ class JobSpec(_Spec):
                     ),
                     "message": _FIXED_RULE,
                 },
+                {"rule": _CONTAINER_CEL, "message": _CONTAINER_RULE, "fieldPath": ".failurePolicy.rules"},
             ]
         }
     )
@@ -442,7 +594,7 @@ class JobState(StrEnum):
     RUNNING = "Running"
     """As many replicas train as are wanted."""
     DEGRADED = "Degraded"
-    """At least minReplicas train, the others are on their way back."""
+    """At least minReplicas train, the others are on their way back, or were abandoned."""
     PAUSED = "Paused"
     """Fewer than minReplicas train; the others wait at a step boundary."""
     SUSPENDED = "Suspended"
@@ -469,7 +621,9 @@ class ReplicaState(StrEnum):
     FINISHED = "Finished"
     """All its pods exited with 0 at the end of the run."""
     FAILED = "Failed"
-    """It failed and is not restarted."""
+    """It failed and is not restarted, since the run is over."""
+    ABANDONED = "Abandoned"
+    """It failed and is not restarted; the others train on without it."""
     SUSPENDED = "Suspended"
     REMOVED = "Removed"
     """The job was scaled below its index."""
@@ -487,11 +641,18 @@ class Failure(_Status):
     exit_code: int | None = None
     """Exit code of the container, as soon as it is known."""
     reason: str
-    """PodDeleted, Error, OOMKilled, Evicted, NodeLost, ExitedEarly, Silent, Hung, or what the kubelet says."""
+    """PodDeleted, Error, OOMKilled, Evicted, Preempted, NodeLost, ExitedEarly, Silent, Hung, Frozen, StateDiverged,
+    ConnectionLost, Failed, or what the kubelet says."""
     message: str = ""
     """What is known beyond that."""
     time: Time
     """When it was noticed."""
+    during: ReplicaState | None = None
+    """State of the replica when it failed."""
+    action: RuleAction | None = None
+    """What was asked for: RestartReplica, RestartReplicaFree (which costs no budget), AbandonReplica or FailJob."""
+    rule: str | None = None
+    """Name of the rule of failurePolicy that asked for it; unset where none of them matched."""
 
 
 class ReplicaStatus(_Status):
@@ -500,13 +661,17 @@ class ReplicaStatus(_Status):
     index: int
     """Its number, 0 … replicas+spares-1."""
     state: ReplicaState = ReplicaState.PENDING
-    """Pending, Starting, CatchingUp, Active, Spare, Backoff, Finished, Failed, Suspended or Removed."""
+    """Pending, Starting, CatchingUp, Active, Spare, Backoff, Finished, Failed, Abandoned, Suspended or Removed."""
     attempt: int = 0
     """Incarnation; part of the pods' names. Written here before the pods of the one before are deleted."""
     restarts: int = 0
     """Restarts so far."""
     recent_restarts: tuple[Time, ...] = ()
-    """Those within the window of failurePolicy.perReplica."""
+    """Those that cost budget, within the longer window of failurePolicy.perReplica and failurePolicy.job."""
+    restarts_in_a_row: int = 0
+    """Those after the last stable time, which space out the next one."""
+    ready_since: Time | None = None
+    """Since when it trains, or stands by as a spare."""
     next_restart_time: Time | None = None
     """When its pods are created again, while it is in Backoff."""
     first_exit_time: Time | None = None
@@ -560,6 +725,8 @@ class JobStatus(_Status):
     """Replicas that train, or finished."""
     selector: str | None = None
     """Selects the job's training pods."""
+    abandoned_replicas: int = 0
+    """Replicas that failed and are not restarted, while the others train on."""
     restarts: int = 0
     """Restarts of replicas so far."""
     step: int = 0
@@ -674,8 +841,38 @@ def _complaints(spec: JobSpec) -> Iterator[str]:
     if spec.failure_policy.backoff.initial_seconds > spec.failure_policy.backoff.max_seconds:
         yield f"spec.failurePolicy.{_BACKOFF_RULE}"
     yield from _template_complaints(spec.template)
+    yield from _rules_complaints(spec.failure_policy.rules, spec.template["spec"])
     if spec.checkpoint is not None:
         yield from _checkpoint_complaints(spec.checkpoint, spec.template["spec"])
+
+
+def _rules_complaints(rules: Sequence[Rule], pod: Mapping[str, Any]) -> Iterator[str]:
+    names = [rule.name for rule in rules]
+    if twice := _repeated(names):
+        yield f"spec.{_RULE_NAMES_RULE} (it is {twice})"
+    known = {one["name"] for field in ("containers", "initContainers") for one in pod.get(field) or ()}
+    for number, rule in enumerate(rules):
+        where = f"spec.failurePolicy.rules[{number}]"
+        if sum(it is not None for it in (rule.on_exit_codes, rule.on_pod_reasons, rule.on_pod_conditions)) != 1:
+            yield f"{where}: {_CRITERION_RULE}"
+        if twice := _repeated(rule.on_pod_reasons or ()):
+            yield f"{where}.onPodReasons has {twice} twice: remove one"
+        if rule.on_exit_codes is not None:
+            yield from _exit_codes_complaints(rule.on_exit_codes, f"{where}.onExitCodes", known)
+
+
+def _exit_codes_complaints(codes: OnExitCodes, where: str, known: Collection[str]) -> Iterator[str]:
+    if codes.operator is ExitCodeOperator.IN and 0 in codes.values:
+        yield f"{where}: {_ZERO_RULE}"
+    if twice := _repeated(codes.values):
+        yield f"{where}.values has {twice} twice: remove one"
+    if codes.container_name is not None and codes.container_name not in known:
+        yield f"{where}: {_CONTAINER_RULE} (it is {codes.container_name}; known are {', '.join(sorted(known))})"
+
+
+def _repeated(values: Sequence[object]) -> str:
+    """Return the first value that was there before, as text; empty where each is another one."""
+    return next((str(value) for number, value in enumerate(values) if value in values[:number]), "")
 
 
 def _checkpoint_complaints(checkpoint: Checkpoint, pod: Mapping[str, Any]) -> Iterator[str]:
@@ -791,10 +988,15 @@ def _sentence(error: ValidationError) -> str:
 
 _WORDS = {
     "int_type": "a whole number",
+    "float_type": "a number",
     "bool_type": "true or false",
     "string_type": "text",
     "dict_type": "a mapping",
     "model_type": "a mapping",
+    "tuple_type": "a list",
+    "too_short": "a list with at least {min_length} entry",
+    "too_long": "a list with at most {max_length} entries",
+    "literal_error": "{expected}",
     "greater_than_equal": "at least {ge}",
     "less_than_equal": "at most {le}",
     "string_too_short": "at least {min_length} character long",
@@ -818,13 +1020,22 @@ def _model_at(location: tuple[int | str, ...]) -> type[BaseModel] | None:
     """Return the model that holds the last name of a location."""
     model: type[BaseModel] = Job
     for part in location[:-1]:
+        if isinstance(part, int):
+            continue  # a place in a list, whose items are of the model that was found before
         field = next((f for f in model.model_fields.values() if f.alias == part), None)
-        kinds = (field.annotation, *get_args(field.annotation)) if field is not None else ()  # of X | None as well
-        inner = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+        inner = next(_models_in(field.annotation), None) if field is not None else None
         if inner is None:
             return None
         model = inner
     return model
+
+
+def _models_in(annotation: object) -> Iterator[type[BaseModel]]:
+    """Yield the models in X, X | None or tuple[X, ...]."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _models_in(part)
 
 
 def _description(location: tuple[int | str, ...]) -> str:

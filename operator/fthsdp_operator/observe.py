@@ -63,8 +63,15 @@ class PodView:
     """Unix time at which its deletion was asked for; None while nobody did."""
     gone_by: float | None = None
     """Unix time at which its grace period ends."""
-    exit: Exit | None = None
-    """The first container that failed; where none did, the first that ended."""
+    exits: tuple[Exit, ...] = ()
+    """How its containers ended, as far as they have; of init containers only those that failed are here."""
+    conditions: frozenset[tuple[str, str]] = frozenset()
+    """Type and status of each condition in its status."""
+
+    @property
+    def exit(self) -> Exit | None:
+        """The first container that failed; where none did, the first that ended."""
+        return next((one for one in self.exits if one.code != 0), self.exits[0] if self.exits else None)
 
     @property
     def over(self) -> bool:
@@ -182,7 +189,8 @@ def view(pod: Manifest) -> PodView | None:
         message=status.get("message") or disruption[1],
         deleted=None if gone_by is None else gone_by - (metadata.get("deletionGracePeriodSeconds") or 0),
         gone_by=gone_by,
-        exit=_exit(status),
+        exits=_exits(status),
+        conditions=frozenset((it.get("type", ""), it.get("status", "")) for it in status.get("conditions") or ()),
     )
 
 
@@ -202,8 +210,8 @@ def _disruption(status: Manifest) -> tuple[str, str]:
     return "", ""
 
 
-def _exit(status: Manifest) -> Exit | None:
-    ended = [
+def _exits(status: Manifest) -> tuple[Exit, ...]:
+    return tuple(
         Exit(
             container=container["name"],
             code=terminated.get("exitCode", 0),
@@ -215,5 +223,4 @@ def _exit(status: Manifest) -> Exit | None:
         for container in status.get(field) or ()
         if (terminated := (container.get("state") or {}).get("terminated"))
         and (field == "containerStatuses" or terminated.get("exitCode", 0) != 0)
-    ]
-    return next((one for one in ended if one.code != 0), ended[0] if ended else None)
+    )

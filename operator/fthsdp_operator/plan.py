@@ -31,6 +31,7 @@ from fthsdp_operator.api import (
     JobStatus,
     ReplicaState,
     ReplicaStatus,
+    RuleAction,
 )
 from fthsdp_operator.observe import Observed, PodView
 
@@ -49,6 +50,7 @@ a coordinator, since two of them can never both write the epoch."""
 _UP = (ReplicaState.STARTING, ReplicaState.CATCHING_UP, ReplicaState.ACTIVE, ReplicaState.SPARE)
 _WAITING = (ReplicaState.PENDING, ReplicaState.BACKOFF)
 _ENDED = (ReplicaState.FINISHED, ReplicaState.FAILED)
+_OUT = (*_ENDED, ReplicaState.ABANDONED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +119,7 @@ class _Group(_Step):
 
     entry: ReplicaStatus
     give_up: policy.Verdict | None = None
-    """The replica may not be restarted any more, and the job fails for it."""
+    """The job fails because of it."""
 
 
 def plan(job: Job, observed: Observed, now: float) -> Plan:
@@ -135,14 +137,14 @@ def plan(job: Job, observed: Observed, now: float) -> Plan:
 
 
 def _running(job: Job, observed: Observed, now: float) -> Plan:
-    entries = [_entry_now(job, observed, index) for index in range(job.spec.groups)]
+    entries = _taken_back(job, [_entry_now(job, observed, index) for index in range(job.spec.groups)])
     over = _run_is_over(observed) or any(entry.state is ReplicaState.FINISHED for entry in entries)
-    groups = [_group(job, observed, entry, now, over=over) for entry in entries]
+    groups = _groups(job, observed, entries, now, over=over)
     removed = [_removed(observed, entry) for entry in job.status.replica_statuses if entry.index >= job.spec.groups]
     everything = tuple(group.entry for group in (*groups, *removed))
-    failed = next((group for group in groups if group.give_up is not None), None)
-    if failed is not None and failed.give_up is not None:
-        return _ended(job, observed, everything, now, JobState.FAILED, failed.give_up.give_up, failed.give_up.message)
+    hopeless = next((group.give_up for group in groups if group.give_up is not None), None)
+    if hopeless is not None:
+        return _ended(job, observed, everything, now, JobState.FAILED, hopeless.reason, hopeless.message)
     if over and not _trains(observed, everything):
         return _ended(job, observed, everything, now, JobState.COMPLETE, "RunFinished", "all training pods have ended")
     coordinator, keeper = _coordinator(job, observed, now, over=over)
@@ -175,9 +177,14 @@ def _in_order(
 def _unheard(
     job: Job, observed: Observed, entries: tuple[ReplicaStatus, ...], told: set[int], now: float
 ) -> Iterator[Tell]:
-    """Tell what a coordinator has not heard: it still counts on an attempt that is history."""
-    members = observed.coordinator.replicas if observed.coordinator else ()
-    for member in members:
+    """Tell what a coordinator has not heard: it still counts on an attempt that is history, or on a replica that is."""
+    if observed.coordinator is None:
+        return
+    known = {*told, *observed.coordinator.abandoned}
+    for gone in (entry for entry in entries if entry.state is ReplicaState.ABANDONED and entry.index not in known):
+        if not _can_leave(job, observed, gone.index, gone.attempt, now):
+            yield _tell(gone.index, gone.attempt, "it was abandoned", now, final=True)
+    for member in observed.coordinator.replicas:
         entry = next((entry for entry in entries if entry.index == member.replica), None)
         if entry is None or member.attempt >= entry.attempt or member.role is None or member.replica in told:
             continue
@@ -195,8 +202,8 @@ def _can_leave(job: Job, observed: Observed, replica: int, attempt: int, now: fl
     return len(running) == job.spec.pods_per_replica and all(p.gone_by is None or now < p.gone_by for p in running)
 
 
-def _tell(replica: int, attempt: int, reason: str, now: float) -> Tell:
-    return Tell(message=Exited(replica=replica, attempt=attempt, reason=reason, detected=now))
+def _tell(replica: int, attempt: int, reason: str, now: float, *, final: bool = False) -> Tell:
+    return Tell(message=Exited(replica=replica, attempt=attempt, reason=reason, detected=now, final=final))
 
 
 def _run_is_over(observed: Observed) -> bool:
@@ -224,10 +231,30 @@ def _entry_now(job: Job, observed: Observed, index: int) -> ReplicaStatus:
     entry = job.status.replica(index) or ReplicaStatus(index=index)
     entry = entry.model_copy(update={"last_failure": policy.with_exit_code(entry.last_failure, observed)})
     if entry.state in (ReplicaState.SUSPENDED, ReplicaState.REMOVED):
-        return entry.model_copy(update={"state": ReplicaState.PENDING, "attempt": entry.attempt + 1})
-    if entry.state not in _ENDED and _finished(job, observed, entry):
+        return _anew(entry)
+    if entry.state not in _OUT and _finished(job, observed, entry):
         return entry.model_copy(update={"state": ReplicaState.FINISHED})
     return entry
+
+
+def _anew(entry: ReplicaStatus) -> ReplicaStatus:
+    """A person has brought a replica back: it starts with its whole budget."""
+    return entry.model_copy(
+        update={
+            "state": ReplicaState.PENDING,
+            "attempt": entry.attempt + 1,
+            "recent_restarts": (),
+            "restarts_in_a_row": 0,
+            "ready_since": None,
+        }
+    )
+
+
+def _taken_back(job: Job, entries: list[ReplicaStatus]) -> list[ReplicaStatus]:
+    """Take abandoned replicas back without which the job could never train: only a change of its spec leads there."""
+    abandoned = [entry.index for entry in entries if entry.state is ReplicaState.ABANDONED]
+    lacking = max(job.spec.min_replicas - (len(entries) - len(abandoned)), 0)
+    return [_anew(entry) if entry.index in abandoned[:lacking] else entry for entry in entries]
 
 
 def _finished(job: Job, observed: Observed, entry: ReplicaStatus) -> bool:
@@ -237,13 +264,45 @@ def _finished(job: Job, observed: Observed, entry: ReplicaStatus) -> bool:
     return len(good) == job.spec.pods_per_replica
 
 
+def _groups(job: Job, observed: Observed, entries: list[ReplicaStatus], now: float, *, over: bool) -> list[_Group]:
+    """Look at all replicas first, then decide about one after the other: many that fail at once are another matter."""
+    failures = [_failure(job, observed, entry, now) for entry in entries]
+    noted = [
+        entry if failure is None else entry.model_copy(update={"last_failure": failure})
+        for entry, failure in zip(entries, failures, strict=True)
+    ]
+    groups: list[_Group] = []
+    for place, (entry, failure) in enumerate(zip(noted, failures, strict=True)):
+        if failure is None:
+            groups.append(_group(job, observed, entry, now, over=over))
+            continue
+        others = (*(group.entry for group in groups), *noted[place + 1 :])
+        group = _failed(job, observed, entry, failure, others, now, over=over)
+        if group.give_up is not None:
+            return [_given_up(*one, group.give_up) for one in zip(noted, failures, strict=True)]
+        groups.append(group)
+    return groups
+
+
+def _given_up(entry: ReplicaStatus, failure: Failure | None, verdict: policy.Verdict) -> _Group:
+    """The job fails: those that failed with it are not restarted any more, whatever was decided about them before."""
+    after = entry if failure is None else entry.model_copy(update={"state": ReplicaState.FAILED})
+    return _Group(entry=after, give_up=verdict)
+
+
+def _failure(job: Job, observed: Observed, entry: ReplicaStatus, now: float) -> Failure | None:
+    if entry.state in _OUT:
+        return None
+    return policy.failure_of(job, observed, entry, now, complete=entry.state not in _WAITING)
+
+
 def _group(job: Job, observed: Observed, entry: ReplicaStatus, now: float, *, over: bool) -> _Group:
+    """A replica that has not failed now."""
     stale = _delete(pod for pod in observed.trainers if pod.replica == entry.index and pod.attempt < entry.attempt)
     if entry.state in _ENDED:
         return _Group(entry=entry, actions=stale)
-    failure = policy.failure_of(job, observed, entry, now, complete=entry.state not in _WAITING)
-    if failure is not None:
-        return _failed(job, observed, entry, failure, now, over=over)
+    if entry.state is ReplicaState.ABANDONED:
+        return _Group(entry=entry, actions=(*stale, *_delete(_not_over(observed, entry))))
     if over and entry.state in _WAITING:
         return _Group(entry=entry.model_copy(update={"state": ReplicaState.FAILED, "next_restart_time": None}))
     if _too_late(observed, now):
@@ -268,8 +327,14 @@ def _growing(job: Job, observed: Observed, entry: ReplicaStatus, stale: tuple[De
     missing = [index for index in range(job.spec.pods_per_replica) if index not in there]
     state = ReplicaState.PENDING if missing else _progress(job, observed, entry)
     exited = any(pod.phase == "Succeeded" for pod in observed.group(entry.index, entry.attempt))
-    first_exit = (entry.first_exit_time or now) if exited else None
-    after = entry.model_copy(update={"state": state, "next_restart_time": None, "first_exit_time": first_exit})
+    after = entry.model_copy(
+        update={
+            "state": state,
+            "next_restart_time": None,
+            "first_exit_time": (entry.first_exit_time or now) if exited else None,
+            "ready_since": (entry.ready_since or now) if state in _READY else None,
+        }
+    )
     creates = tuple(
         Create(manifest=render.training_pod(job, replica=entry.index, attempt=entry.attempt, index=index))
         for index in missing
@@ -309,20 +374,64 @@ def _news(before: ReplicaStatus, after: ReplicaStatus) -> tuple[Event, ...]:
     return (Event(reason=reason, message=f"replica {after.index} {words} (attempt {after.attempt})"),)
 
 
-def _failed(job: Job, observed: Observed, entry: ReplicaStatus, failure: Failure, now: float, *, over: bool) -> _Group:
-    """Restart a replica: the next attempt is counted here, and all the rest follows from that number."""
-    told = [_tell(entry.index, entry.attempt, _failure_line(entry.index, failure), now)]
-    if failure.reason == "PodDeleted" and _can_leave(job, observed, entry.index, entry.attempt, now):
-        told = []
-    noted = entry.model_copy(update={"last_failure": failure})
+def _failed(
+    job: Job,
+    observed: Observed,
+    entry: ReplicaStatus,
+    failure: Failure,
+    others: tuple[ReplicaStatus, ...],
+    now: float,
+    *,
+    over: bool,
+) -> _Group:
+    """Do what is right about a replica that failed; ``entry`` has the failure already."""
     if over:
-        gone = noted.model_copy(update={"state": ReplicaState.FAILED})
-        return _Group(entry=gone, actions=(*told, *_delete(observed.group(entry.index, entry.attempt))))
-    trained = _step(job, observed) > 0
-    verdict = policy.judge(job.spec.failure_policy, entry, failure, now, trained=trained)
-    if verdict.give_up:
-        return _Group(entry=noted.model_copy(update={"state": ReplicaState.FAILED}), give_up=verdict)
-    after = _next_attempt(job, noted, verdict.restart_at, now)
+        gone = entry.model_copy(update={"state": ReplicaState.FAILED})
+        actions = (*_told(job, observed, entry, failure, now), *_delete(observed.group(entry.index, entry.attempt)))
+        return _Group(entry=gone, actions=actions)
+    verdict = policy.judge(job, entry, others, now, trained=_step(job, observed) > 0)
+    if verdict.action is RuleAction.FAIL_JOB:
+        return _Group(entry=entry, give_up=verdict)
+    if verdict.action is RuleAction.ABANDON_REPLICA:
+        return _abandoned(job, observed, entry, failure, verdict, now)
+    return _restarted(job, observed, entry, failure, verdict.restart_at, now)
+
+
+def _told(
+    job: Job, observed: Observed, entry: ReplicaStatus, failure: Failure, now: float, *, final: bool = False
+) -> tuple[Tell, ...]:
+    if failure.reason == "PodDeleted" and _can_leave(job, observed, entry.index, entry.attempt, now):
+        return ()
+    return (_tell(entry.index, entry.attempt, _failure_line(entry.index, failure), now, final=final),)
+
+
+def _abandoned(
+    job: Job, observed: Observed, entry: ReplicaStatus, failure: Failure, verdict: policy.Verdict, now: float
+) -> _Group:
+    """Let a replica go for good. Its pods that have ended stay, for their logs."""
+    after = entry.model_copy(
+        update={
+            "state": ReplicaState.ABANDONED,
+            "next_restart_time": None,
+            "first_exit_time": None,
+            "ready_since": None,
+        }
+    )
+    told = _told(job, observed, entry, failure, now, final=True)
+    event = Event(warning=True, reason="ReplicaAbandoned", message=f"{verdict.message}; the others train on")
+    return _Group(entry=after, actions=(*told, *_delete(_not_over(observed, entry))), events=(event,))
+
+
+def _not_over(observed: Observed, entry: ReplicaStatus) -> list[PodView]:
+    return [pod for pod in observed.group(entry.index, entry.attempt) if not pod.over]
+
+
+def _restarted(
+    job: Job, observed: Observed, entry: ReplicaStatus, failure: Failure, restart_at: float, now: float
+) -> _Group:
+    """Restart a replica: the next attempt is counted here, and all the rest follows from that number."""
+    told = _told(job, observed, entry, failure, now)
+    after = _next_attempt(job, entry, restart_at, now)
     dead = _delete(pod for pod in observed.trainers if pod.replica == entry.index)
     creates = _growing(job, observed, after, (), now).actions if after.state is ReplicaState.PENDING else ()
     return _Group(
@@ -334,14 +443,11 @@ def _failed(job: Job, observed: Observed, entry: ReplicaStatus, failure: Failure
 
 
 def _next_attempt(job: Job, entry: ReplicaStatus, restart_at: float, now: float) -> ReplicaStatus:
-    window = job.spec.failure_policy.per_replica.window_seconds
     waits = restart_at > now
-    return entry.model_copy(
+    return policy.restarted(job, entry, now).model_copy(
         update={
             "state": ReplicaState.BACKOFF if waits else ReplicaState.PENDING,
             "attempt": entry.attempt + 1,
-            "restarts": entry.restarts + 1,
-            "recent_restarts": (*policy.recent(entry.recent_restarts, window, now), now),
             "next_restart_time": restart_at if waits else None,
             "first_exit_time": None,
         }
@@ -352,14 +458,15 @@ def _restart_event(entry: ReplicaStatus, failure: Failure, now: float) -> Event:
     wait = (entry.next_restart_time or now) - now
     when = f"in {wait:.0f} s" if wait > 0 else "now"
     detail = f": {policy.last_line(failure)}" if failure.message else ""
-    line = _failure_line(entry.index, failure)
-    return Event(warning=True, reason="ReplicaFailed", message=f"{line}{detail}; attempt {entry.attempt} starts {when}")
+    cost = ", at no cost" if failure.action is RuleAction.RESTART_REPLICA_FREE else ""
+    line = f"{_failure_line(entry.index, failure)}{detail}; attempt {entry.attempt} starts {when}{cost}"
+    return Event(warning=True, reason="ReplicaFailed", message=line)
 
 
 def _removed(observed: Observed, entry: ReplicaStatus) -> _Group:
     """A replica beyond spec.replicas leaves at a step boundary: it is asked to, and the coordinator is not told."""
     pods = [pod for pod in observed.trainers if pod.replica == entry.index]
-    after = entry.model_copy(update={"state": ReplicaState.REMOVED, "next_restart_time": None})
+    after = entry.model_copy(update={"state": ReplicaState.REMOVED, "next_restart_time": None, "ready_since": None})
     return _Group(entry=after, actions=_delete(pods))
 
 
@@ -423,7 +530,7 @@ def _suspended(job: Job, observed: Observed, now: float) -> Plan:
     entries = tuple(
         entry
         if entry.state in (*_ENDED, ReplicaState.REMOVED)
-        else entry.model_copy(update={"state": ReplicaState.SUSPENDED, "next_restart_time": None})
+        else entry.model_copy(update={"state": ReplicaState.SUSPENDED, "next_restart_time": None, "ready_since": None})
         for entry in job.status.replica_statuses
     )
     status = _status(job, observed, entries, now, state=JobState.SUSPENDED)
@@ -489,8 +596,9 @@ def _status(
         state=state,
         ready=f"{ready}/{wanted}",
         spares=f"{min(there - ready, job.spec.spares)}/{job.spec.spares}" if job.spec.spares else None,
-        replicas=min(sum(bool(observed.group(entry.index, entry.attempt)) for entry in entries), wanted),
+        replicas=min(sum(_has_pods(observed, entry) for entry in entries), wanted),
         ready_replicas=ready,
+        abandoned_replicas=sum(entry.state is ReplicaState.ABANDONED for entry in entries),
         selector=render.selector(job.name),
         restarts=sum(entry.restarts for entry in entries),
         step=_step(job, observed),
@@ -502,6 +610,11 @@ def _status(
         start_time=start_time,
         completion_time=completion_time,
     )
+
+
+def _has_pods(observed: Observed, entry: ReplicaStatus) -> bool:
+    """Those that an abandoned replica has left behind do not count."""
+    return entry.state is not ReplicaState.ABANDONED and bool(observed.group(entry.index, entry.attempt))
 
 
 def _step(job: Job, observed: Observed) -> int:

@@ -66,6 +66,7 @@ _COLOURS = {
     "CatchingUp": "yellow",
     "Backoff": "red",
     "Failed": "red",
+    "Abandoned": "red",
 }
 
 

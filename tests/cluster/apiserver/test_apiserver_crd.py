@@ -47,9 +47,25 @@ def container(**fields: Any) -> Manifest:
     return changed(lambda job: job["spec"]["template"]["spec"]["containers"][0].update(fields))
 
 
+def rules(*changes: dict[str, Any]) -> Manifest:
+    """A job with rules that are right but for these changes."""
+    codes = {"operator": "In", "values": [1]}
+    whole = [{"name": f"r{n}", "onExitCodes": codes, "action": "FailJob", **it} for n, it in enumerate(changes)]
+    return spec(failurePolicy={"rules": [{k: v for k, v in one.items() if v is not None} for one in whole]})
+
+
+def codes(**fields: Any) -> dict[str, Any]:
+    return {"onExitCodes": {"operator": "In", "values": [1], **fields}}
+
+
 SAME_SENTENCE = [
     (spec(minReplicas=4), "minReplicas is above replicas: lower minReplicas or raise replicas"),
     (spec(failurePolicy={"backoff": {"maxSeconds": 1}}), "backoff.maxSeconds is below backoff.initialSeconds"),
+    (rules({"onExitCodes": None}), "a rule of failurePolicy needs exactly one of onExitCodes, onPodReasons and"),
+    (rules({"onPodReasons": ["Hung"]}), "a rule of failurePolicy needs exactly one of onExitCodes, onPodReasons and"),
+    (rules(codes(values=[1, 0])), "onExitCodes.values has a 0: a container that exits with 0 has not failed"),
+    (rules({}, {}, {"name": "r1"}), "failurePolicy.rules has two rules of one name: give each its own"),
+    (rules(codes(containerName="x")), "onExitCodes.containerName of a rule of failurePolicy is no container"),
     (spec(spares=1022), "replicas and spares together are more than 1024: lower one of them"),
     (spec(batchPolicy="Constant", lrPolicy="Linear"), "lrPolicy follows a batch that shrinks"),
     (pod(restartPolicy="OnFailure"), "template.spec.restartPolicy has to be Never or left out"),
@@ -75,6 +91,21 @@ SAME_FIELD = [
     (changed(lambda job: job["spec"].pop("template")), "spec.template"),
     (changed(lambda job: job["spec"]["template"]["spec"].pop("containers")), "spec.template.spec.containers"),
     (spec(ttlSecondsAfterFinished=-1), "spec.ttlSecondsAfterFinished"),
+    (spec(failurePolicy={"simultaneousFraction": 1.5}), "spec.failurePolicy.simultaneousFraction"),
+    (spec(failurePolicy={"onExhausted": "Fail"}), "spec.failurePolicy.onExhausted"),
+    (spec(failurePolicy={"job": {"windowSeconds": 60}}), "spec.failurePolicy.job.limit"),
+    (spec(failurePolicy={"backoff": {"stableSeconds": 0}}), "spec.failurePolicy.backoff.stableSeconds"),
+    (rules(*[{}] * 65), "spec.failurePolicy.rules"),
+    (rules({"action": "Restart"}), "spec.failurePolicy.rules[0].action"),
+    (rules({"onExitCodes": None, "onPodReasons": []}), "spec.failurePolicy.rules[0].onPodReasons"),
+    (rules({"onExitCodes": None, "onPodReasons": ["A", "A"]}), "spec.failurePolicy.rules[0].onPodReasons"),
+    (rules(codes(values=[256])), "spec.failurePolicy.rules[0].onExitCodes.values[0]"),
+    (rules(codes(values=[1, 1])), "spec.failurePolicy.rules[0].onExitCodes.values"),
+    (rules(codes(operator="==")), "spec.failurePolicy.rules[0].onExitCodes.operator"),
+    (
+        rules({"onExitCodes": None, "onPodConditions": [{"type": "X", "status": True}]}),
+        "spec.failurePolicy.rules[0].onPodConditions[0].status",
+    ),
 ]
 
 
@@ -92,10 +123,24 @@ def test_a_template_may_set_the_transport_and_nothing_else_of_ours(apiserver: Ap
     assert parse_job(job).name == job["metadata"]["name"]
 
 
+def test_the_longest_failure_policy_is_accepted(apiserver: ApiServer) -> None:
+    many = [{"name": f"{number:063}", **codes(values=list(range(1, 256)))} for number in range(64)]
+    many[0] |= codes(containerName="train")
+    job = rules(*many)
+    job["spec"]["failurePolicy"] |= {"job": {"limit": 9}, "simultaneousFraction": 0.5, "onExhausted": "FailJob"}
+    made = json.loads(apiserver.kubectl("create", "--dry-run=server", "-o", "json", "-f", "-", stdin=json.dumps(job)))
+    assert parse_job(made).spec == parse_job(job).spec
+    assert made["spec"]["failurePolicy"]["job"] == {"limit": 9, "windowSeconds": 3600}
+
+
 def test_a_job_comes_back_with_its_defaults(apiserver: ApiServer) -> None:
     made = json.loads(apiserver.kubectl("create", "--dry-run=server", "-o", "json", "-f", "-", stdin=json.dumps(GOOD)))
     assert made["spec"]["processesPerPod"] == 1
-    assert made["spec"]["failurePolicy"]["perReplica"] == {"limit": 5, "windowSeconds": 3600}
+    policy = made["spec"]["failurePolicy"]
+    assert policy["perReplica"] == {"limit": 5, "windowSeconds": 3600}
+    assert policy["backoff"] == {"initialSeconds": 5, "maxSeconds": 300, "factor": 2, "stableSeconds": 600}
+    assert (policy["onExhausted"], policy["simultaneousFraction"]) == ("AbandonReplica", 1)
+    assert "job" not in policy
     assert (made["spec"]["spares"], made["spec"]["batchPolicy"], made["spec"]["lrPolicy"]) == (0, "Shrink", "None")
     assert made["spec"]["template"] == GOOD["spec"]["template"]
     assert parse_job(made).spec == parse_job(GOOD).spec
@@ -138,6 +183,8 @@ def test_a_job_is_listed_under_its_short_name_and_with_everything(apiserver: Api
     apiserver.kubectl("create", "-n", namespace, "-f", "-", stdin=json.dumps(GOOD))
     header = apiserver.kubectl("get", "fthsdp", "-n", namespace).splitlines()[0].split()
     assert header == ["NAME", "READY", "MIN", "STEP", "RESTARTS", "STATE", "LAST-FAILURE", "AGE"]
+    wide = apiserver.kubectl("get", "fthsdp", "-n", namespace, "-o", "wide").splitlines()[0].split()
+    assert {"SPARES", "ABANDONED"} <= set(wide)
     assert "fthsdpjob.fthsdp.dev/llama" in apiserver.kubectl("get", "all", "-n", namespace)
 
 
@@ -148,6 +195,8 @@ def test_a_job_is_listed_under_its_short_name_and_with_everything(apiserver: Api
         ("fthsdp.spec.minReplicas", "the job pauses at a step boundary"),
         ("fthsdp.spec.template", "PodTemplateSpec"),
         ("fthsdp.spec.failurePolicy.perReplica.windowSeconds", "Length of the sliding window in seconds"),
+        ("fthsdp.spec.failurePolicy.rules.onExitCodes.operator", "In: the exit code is one of values"),
+        ("fthsdp.spec.failurePolicy.onExhausted", "the others train on without it"),
         ("fthsdp.status.replicaStatuses.lastFailure.exitCode", "Exit code of the container"),
     ],
 )

@@ -114,10 +114,33 @@ def test_a_configuration_error_of_the_pods_ends_the_run_with_their_sentence_and_
 
 
 def test_a_job_that_uses_up_its_restarts_fails(launcher: Launcher) -> None:
-    code, _, err = launcher.run("exit 1", failurePolicy={"perReplica": {"limit": 1}})
+    script = 'test "$FTHSDP_REPLICA" = 0 && exit 3; exit 4'
+    code, out, err = launcher.run(script, failurePolicy={"perReplica": {"limit": 1}})
     assert code == 1
-    assert "failed again after 1 restarts" in err
+    assert "failed again after 1 restart within 3600 s" in err
+    assert "; without it 0 replicas could train, and minReplicas is 1" in err
+    assert out.count("ReplicaAbandoned") == 1
     assert max(attempt for _, attempt, _, _ in launcher.wait_for_births(1)) == 1
+
+
+def test_a_script_that_cannot_run_anywhere_fails_the_job_before_any_budget_is_spent(launcher: Launcher) -> None:
+    code, _, err = launcher.run("echo 'ValueError: no such layer' >&2; exit 3")
+    assert code == 1
+    (line,) = err.splitlines()
+    assert line.startswith(
+        "fthsdp: job j: replicas 0 and 1 of 2 failed before the first step with exit code 3, which is a fault of"
+    )
+    assert line.endswith("ValueError: no such layer")
+    assert max(attempt for _, attempt, _, _ in launcher.wait_for_births(1)) < 5
+
+
+def test_a_rule_can_end_the_job_with_the_first_failure(launcher: Launcher) -> None:
+    rule = {"name": "bad-data", "onExitCodes": {"operator": "In", "values": [42]}, "action": "FailJob"}
+    script = 'test "$FTHSDP_REPLICA" = 1 && exit 42; exec sleep 600'
+    code, _, err = launcher.run(script, failurePolicy={"rules": [rule]})
+    assert code == 1
+    assert err.startswith("fthsdp: job j: rule bad-data of failurePolicy: j-r1-a0-")
+    assert {attempt for _, attempt, _, _ in launcher.wait_for_births(1)} == {0}
 
 
 def test_only_the_replica_with_the_dead_pod_starts_again(launcher: Launcher) -> None:

@@ -27,7 +27,7 @@ from fthsdp.protocol.catchup import CatchUp
 from fthsdp.recipes import llama, tiny_llama
 from fthsdp.state import TrainState
 
-__all__ = ["BEFORE_TRAINING", "POINTS", "Hang", "Kill", "Linger", "OtherWeights", "count_passes"]
+__all__ = ["BEFORE_TRAINING", "POINTS", "Hang", "Kill", "Linger", "Mistake", "OtherWeights", "count_passes"]
 
 BEFORE_TRAINING = 0
 """The step of a rank that has begun none: what comes before is its catch-up."""
@@ -95,6 +95,20 @@ class Hang:
         """Prepare a rank that has just been forked."""
         if rank == self.rank:
             _at(Point(owner=TrainState, name="flush"), self.step, wait_for_ever)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mistake:
+    """The script has a fault that shows in one step: its forward pass raises, in every replica."""
+
+    step: int
+
+    def __call__(self, rank: int) -> None:
+        """Prepare a rank that has just been forked."""
+        _at(POINTS["forward"], self.step, self._raise)
+
+    def _raise(self) -> None:
+        raise ValueError(f"no such layer in step {self.step}")
 
 
 def wait_for_ever() -> None:

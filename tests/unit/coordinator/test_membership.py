@@ -125,6 +125,11 @@ class Job:
         self.states.pop(replica, None)
         return self.do(Exited(replica=replica, attempt=self.attempts[replica], reason="killed", detected=self.now))
 
+    def gives_up(self, replica: int, attempt: int) -> list[Effect]:
+        """The operator starts no attempt after this one."""
+        self.states.pop(replica, None)
+        return self.do(Exited(replica=replica, attempt=attempt, reason="abandoned", detected=self.now, final=True))
+
     def pass_time(self, seconds: float, *alive: int) -> list[Effect]:
         """Let time pass in small steps; those ``alive`` go on with their heartbeats."""
         effects: list[Effect] = []
@@ -218,6 +223,54 @@ def test_after_the_start_timeout_the_least_number_of_replicas_is_enough() -> Non
     assert not job.stored
     job.hello(2)
     assert installed(job, 2).active == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("spares", "least", "come"),
+    [
+        pytest.param(0, 1, (1, 2), id="two are left"),
+        pytest.param(1, 1, (1, 2, 3), id="a spare takes its place"),
+        pytest.param(0, 3, (1, 2, 0), id="minReplicas cannot be reached without it"),
+    ],
+)
+def test_a_run_that_begins_does_not_wait_for_a_replica_of_which_no_attempt_follows(
+    spares: int, least: int, come: tuple[int, ...]
+) -> None:
+    job = Job(replicas=3, least=least, spares=spares)
+    job.gives_up(0, attempt=4)
+    assert job.core.abandoned == (0,)
+    for replica in come:
+        assert not job.stored
+        job.hello(replica, attempt=5)
+    assert {member.replica for member in job.stored[-1].current.members} == set(come)
+
+
+def test_nor_does_one_that_begins_again_after_all_were_lost() -> None:
+    job = Job(replicas=3)
+    for replica in range(3):
+        job.hello(replica)
+    job.gives_up(2, attempt=0)
+    job.dies(0)
+    job.dies(1)
+    before = len(job.stored)
+    job.hello(0, attempt=1)
+    assert len(job.stored) == before
+    job.hello(1, attempt=1)
+    assert installed(job, 1).active == (0, 1)
+
+
+def test_a_replica_that_was_given_up_may_come_back_under_a_new_attempt_and_is_waited_for_again() -> None:
+    job = Job(replicas=2)
+    job.gives_up(1, attempt=0)
+    job.hello(1, attempt=0)
+    (refusal,) = job.sent(1, RefusedMember)
+    assert "was taken out or replaced" in refusal.reason
+    assert job.core.abandoned == (1,)
+    job.hello(1, attempt=1)
+    assert job.core.abandoned == ()
+    assert not job.stored
+    job.hello(0)
+    assert installed(job, 0).active == (0, 1)
 
 
 def test_the_start_is_told_with_the_step_and_whose_weights_were_replaced() -> None:

@@ -10,7 +10,7 @@ import pytest
 from tests.unit.operator.world import manifest
 
 from fthsdp.errors import ConfigError
-from fthsdp_operator.api import JobStatus, ReplicaStatus, parse_job
+from fthsdp_operator.api import Failure, JobStatus, ReplicaStatus, RuleAction, parse_job
 
 Change = Callable[[dict[str, Any]], object]
 
@@ -29,6 +29,15 @@ def metadata(value: object) -> Change:
 
 def container(**fields: Any) -> Change:
     return lambda job: job["spec"]["template"]["spec"]["containers"][0].update(fields)
+
+
+CODES = {"operator": "In", "values": [1]}
+
+
+def rules(*changes: dict[str, Any]) -> Change:
+    """Rules that are right but for these changes."""
+    whole = [{"name": f"r{n}", "onExitCodes": CODES, "action": "FailJob", **it} for n, it in enumerate(changes)]
+    return spec(failurePolicy={"rules": [{k: v for k, v in one.items() if v is not None} for one in whole]})
 
 
 BAD: list[tuple[Change, str]] = [
@@ -52,6 +61,64 @@ BAD: list[tuple[Change, str]] = [
     (spec(coordinator={"image": ""}), "spec.coordinator.image is '': it has to be at least 1 character long"),
     (spec(failurePolicy={"perReplica": {"limit": -1}}), "spec.failurePolicy.perReplica.limit is -1: it has to be"),
     (spec(failurePolicy={"backoff": {"maxSeconds": 1}}), "spec.failurePolicy.backoff.maxSeconds is below"),
+    (
+        spec(failurePolicy={"backoff": {"stableSeconds": 0}}),
+        "failurePolicy.backoff.stableSeconds is 0: it has to be at",
+    ),
+    (spec(failurePolicy={"job": {}}), "spec.failurePolicy.job.limit is missing: Restarts that all replicas together"),
+    (spec(failurePolicy={"onExhausted": "Fail"}), "onExhausted is 'Fail': it has to be 'AbandonReplica' or 'FailJob'"),
+    (spec(failurePolicy={"simultaneousFraction": 1.5}), "simultaneousFraction is 1.5: it has to be at most 1"),
+    (spec(failurePolicy={"simultaneousFraction": "x"}), "simultaneousFraction is 'x': it has to be a number"),
+    (spec(failurePolicy={"rules": {}}), "spec.failurePolicy.rules is {}: it has to be a list"),
+    (rules(*[{}] * 65), "it has to be a list with at most 64 entries"),
+    (
+        rules({"name": None}),
+        "spec.failurePolicy.rules[0].name is missing: Name of the rule, by which the status speaks",
+    ),
+    (
+        rules({}, {"name": "r0"}),
+        "spec.failurePolicy.rules has two rules of one name: give each its own, since the status",
+    ),
+    (
+        rules({"action": "Restart"}),
+        "rules[0].action is 'Restart': it has to be 'RestartReplica', 'RestartReplicaFree',",
+    ),
+    (rules({"when": 1}), "rules[0].when is not a field of FTHSDPJob: known here are name, onExitCodes, onPodReasons,"),
+    (rules({}, {"onPodReason": []}), "rules[1].onPodReason is not a field of FTHSDPJob: did you mean onPodReasons?"),
+    (
+        rules({"onExitCodes": None}),
+        "spec.failurePolicy.rules[0]: a rule of failurePolicy needs exactly one of onExitCodes",
+    ),
+    (rules({"onPodReasons": ["Hung"]}), "spec.failurePolicy.rules[0]: a rule of failurePolicy needs exactly one of"),
+    (
+        rules({"onExitCodes": None, "onPodReasons": []}),
+        "rules[0].onPodReasons is []: it has to be a list with at least 1",
+    ),
+    (rules({"onExitCodes": None, "onPodReasons": ["A", "B", "A"]}), "rules[0].onPodReasons has A twice: remove one"),
+    (rules({"onExitCodes": None, "onPodReasons": "Hung"}), "rules[0].onPodReasons is 'Hung': it has to be a list"),
+    (
+        rules({"onExitCodes": None, "onPodConditions": [{"type": "X", "status": True}]}),
+        "rules[0].onPodConditions[0].status is True: it has to be 'True', 'False' or 'Unknown'",
+    ),
+    (
+        rules({"onExitCodes": None, "onPodConditions": [{"type": "X", "state": "True"}]}),
+        "rules[0].onPodConditions[0].state is not a field of FTHSDPJob: did you mean status?",
+    ),
+    (rules({"onExitCodes": {"values": [1]}}), "rules[0].onExitCodes.operator is missing: In: the exit code is one of"),
+    (rules({"onExitCodes": CODES | {"operator": "=="}}), "onExitCodes.operator is '==': it has to be 'In' or 'NotIn'"),
+    (rules({"onExitCodes": CODES | {"values": []}}), "values is []: it has to be a list with at least 1 entry"),
+    (rules({"onExitCodes": CODES | {"values": [256]}}), "onExitCodes.values[0] is 256: it has to be at most 255"),
+    (rules({"onExitCodes": CODES | {"values": ["1"]}}), "onExitCodes.values[0] is '1': it has to be a whole number"),
+    (
+        rules({"onExitCodes": CODES | {"values": [0, 1]}}),
+        "rules[0].onExitCodes: onExitCodes.values has a 0: a container",
+    ),
+    (rules({"onExitCodes": CODES | {"values": [1, 3, 1]}}), "rules[0].onExitCodes.values has 1 twice: remove one"),
+    (
+        rules({"onExitCodes": CODES | {"containerName": "x"}}),
+        "onExitCodes.containerName of a rule of failurePolicy is no container of the template: correct it, or leave it"
+        " out to speak of all of them (it is x; known are train)",
+    ),
     (
         spec(failurePolicy={"perReplica": {"n": 1}}),
         "spec.failurePolicy.perReplica.n is not a field of FTHSDPJob",
@@ -155,6 +222,30 @@ def test_what_is_left_out_has_a_default() -> None:
     assert (parsed.min_replicas, parsed.pods_per_replica, parsed.processes_per_pod, parsed.suspend) == (1, 1, 1, False)
     assert (parsed.failure_policy.per_replica.limit, parsed.failure_policy.backoff.max_seconds) == (5, 300)
     assert (parsed.spares, parsed.batch_policy, parsed.lr_policy, parsed.checkpoint) == (0, "Shrink", "None", None)
+    policy = parsed.failure_policy
+    assert (policy.rules, policy.job, policy.on_exhausted, policy.simultaneous_fraction) == (
+        (),
+        None,
+        "AbandonReplica",
+        1,
+    )
+    assert policy.backoff.stable_seconds == 600
+
+
+def test_rules_are_welcome_as_a_pod_failure_policy_has_them() -> None:
+    job = copy.deepcopy(manifest())
+    template(initContainers=[{"name": "fetch", "image": "x"}])(job)
+    rules(
+        {"onExitCodes": {"containerName": "fetch", "operator": "NotIn", "values": [0, 3]}},
+        {"onExitCodes": None, "onPodConditions": [{"type": "DisruptionTarget"}]},
+        {"onExitCodes": None, "onPodReasons": ["Hung", "OOMKilled"]},
+    )(job)
+    first, second, third = parse_job(job).spec.failure_policy.rules
+    assert first.on_exit_codes is not None
+    assert (first.on_exit_codes.operator, first.on_exit_codes.values) == ("NotIn", (0, 3))
+    assert second.on_pod_conditions is not None
+    assert (second.on_pod_conditions[0].type, second.on_pod_conditions[0].status) == ("DisruptionTarget", "True")
+    assert third.on_pod_reasons == ("Hung", "OOMKilled")
 
 
 def test_the_longest_legal_name_still_gives_host_names() -> None:
@@ -165,6 +256,8 @@ def test_the_longest_legal_name_still_gives_host_names() -> None:
 
 def test_a_status_survives_being_written_and_read() -> None:
     entry = ReplicaStatus(index=1, recent_restarts=(1_800_000_000.123, 1_800_000_007.0))
+    why = Failure(pod="p", reason="Hung", time=1_800_000_000.0, action=RuleAction.FAIL_JOB, rule="hangs")
+    entry = entry.model_copy(update={"last_failure": why, "ready_since": 1_800_000_001.0, "restarts_in_a_row": 2})
     status = JobStatus(replica_statuses=(entry,), start_time=1_800_000_000.5, loss=0.1)
     assert JobStatus.model_validate(status.dump()).dump() == status.dump()
     assert status.dump()["startTime"] == "2027-01-15T08:00:00.500Z"

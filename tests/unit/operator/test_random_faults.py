@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.operator.world import Killed, World, manifest
 
-from fthsdp_operator.api import JobState, ReplicaState
+from fthsdp_operator.api import JobState, OnExhausted, ReplicaState
 
 LIMIT = 3
 KINDS = ["exit", "delete", "vanish", "evict", "kill operator", "wait", "coordinator"]
@@ -63,10 +63,11 @@ async def recover(world: World) -> None:
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.lists(FAULT, max_size=12), st.integers(0, 2))
-def test_random_faults(faults: list[tuple[str, int]], spares: int) -> None:
+@given(st.lists(FAULT, max_size=12), st.integers(0, 2), st.sampled_from(OnExhausted))
+def test_random_faults(faults: list[tuple[str, int]], spares: int, exhausted: OnExhausted) -> None:
     async def story() -> None:
-        policy = {"perReplica": {"limit": LIMIT, "windowSeconds": 600}, "backoff": {"initialSeconds": 5}}
+        budget = {"perReplica": {"limit": LIMIT, "windowSeconds": 600}, "onExhausted": str(exhausted)}
+        policy = {**budget, "backoff": {"initialSeconds": 5}}
         world = World(manifest(failurePolicy=policy, spares=spares))
         await world.train()
         for what, number in faults:
@@ -78,6 +79,8 @@ def test_random_faults(faults: list[tuple[str, int]], spares: int) -> None:
                 return
             untouched = {name: uid for name, uid in before.items() if not name.startswith(tuple(hit))}
             assert untouched.items() <= healthy(world).items()
+            abandoned = world.job.status.abandoned_replicas
+            assert abandoned <= (1 + spares if exhausted is OnExhausted.ABANDON_REPLICA else 0)
             for entry in world.job.status.replica_statuses:
                 assert len(entry.recent_restarts) <= LIMIT
                 assert entry.state is not ReplicaState.BACKOFF or entry.next_restart_time is not None
@@ -86,8 +89,9 @@ def test_random_faults(faults: list[tuple[str, int]], spares: int) -> None:
             await recover(world)
         world.now += 3600  # every wait is over
         await world.train()
-        assert (world.job.status.ready, world.job.status.replicas) == ("3/3", 3)
-        assert world.job.status.spares == (f"{spares}/{spares}" if spares else None)
-        assert len(world.pods) == 2 * (3 + spares)
+        able = 3 + spares - world.job.status.abandoned_replicas
+        assert (world.job.status.ready, world.job.status.replicas) == (f"{min(able, 3)}/3", min(able, 3))
+        assert world.job.status.spares == (f"{max(able - 3, 0)}/{spares}" if spares else None)
+        assert len([name for name in world.pods if world.pod(name)["status"]["phase"] == "Running"]) == 2 * able
 
     asyncio.run(story())

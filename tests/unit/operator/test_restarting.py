@@ -10,6 +10,7 @@ from tests.unit.operator.world import NAME, World, manifest
 
 from fthsdp.coordinator.messages import Cause, Verdict
 from fthsdp_operator.api import Failure, JobState, ReplicaState
+from fthsdp_operator.policy import JITTER
 
 Fault = Callable[[World], None]
 
@@ -212,18 +213,184 @@ def test_the_first_restart_is_immediate_and_further_ones_wait() -> None:
             entry = world.job.status.replica(2)
             assert entry is not None
             due = entry.next_restart_time
-            waits.append(0 if due is None else round(due - world.now))
+            waits.append(0.0 if due is None else due - world.now)
             assert due is None or wait <= due - world.now
             assert (f"r2-a{attempt + 1}-0" in world.pods) is (due is None)
             world.now = due or world.now
-        assert waits == [0, 5, 10, 20]
+        assert waits[0] == 0
+        assert all((1 - JITTER) * whole <= wait <= whole for whole, wait in zip((5, 10, 20), waits[1:], strict=True))
+
+    asyncio.run(story())
+
+
+def test_after_a_stable_time_a_replica_is_restarted_at_once_again() -> None:
+    async def story() -> None:
+        world = World()
+        for attempt in range(3):
+            await world.train()
+            world.exits(f"r2-a{attempt}-0", 1)
+            await world.settle()
+            world.now += 30
+        await world.train()
+        world.now += 599
+        world.coordinator = None  # its silence is nobody's failure, and no less stable
+        await world.settle()
+        world.now += 1
+        world.exits("r2-a3-0", 1)
+        await world.settle()
+        assert "r2-a4-0" in world.pods
+        entry = world.job.status.replica(2)
+        assert entry is not None
+        assert (entry.restarts, entry.restarts_in_a_row, entry.ready_since) == (4, 1, None)
+
+    asyncio.run(story())
+
+
+def test_what_costs_no_budget_is_restarted_for_ever_and_ever_more_slowly() -> None:
+    async def story() -> None:
+        world = World(manifest(failurePolicy={"perReplica": {"limit": 0}, "job": {"limit": 0}}))
+        for attempt in range(12):
+            await world.train()
+            world.user_deletes(f"r2-a{attempt}-1")
+            await world.settle()
+            world.now += 300
+        entry = world.job.status.replica(2)
+        assert entry is not None
+        assert (entry.restarts, entry.recent_restarts, entry.restarts_in_a_row) == (12, (), 12)
+        assert entry.next_restart_time is not None
+        assert not world.job.status.terminal
+        assert world.events[-1].message.endswith("s, at no cost")
+
+    asyncio.run(story())
+
+
+def test_ranks_that_wait_in_vain_for_a_pod_without_a_node_cost_no_budget() -> None:
+    async def story() -> None:
+        world = World(manifest(failurePolicy={"perReplica": {"limit": 0}}))
+        await world.settle()
+        for replica in range(3):
+            world.pod(f"r{replica}-a0-0")["spec"]["nodeName"] = "node-1"
+            world.exits(f"r{replica}-a0-0", 1)  # r0-a0-1 and the others are still Pending
+        await world.settle()
+        assert not world.job.status.terminal
+        assert {"r0-a1-0", "r1-a1-0", "r2-a1-0"} <= world.pods.keys()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("fault", [crash, deleted, evicted])
+def test_a_rule_comes_before_what_is_built_in(fault: Fault) -> None:
+    async def story() -> None:
+        rules = [
+            {"name": "evictions", "onPodReasons": ["Evicted"], "action": "FailJob"},
+            {"name": "codes", "onExitCodes": {"operator": "In", "values": [1]}, "action": "RestartReplicaFree"},
+            {"name": "people", "onPodReasons": ["PodDeleted"], "action": "RestartReplica"},
+        ]
+        world = World(manifest(failurePolicy={"rules": rules}))
+        await world.train()
+        fault(world)
+        await world.settle()
+        why, entry = failure(world), world.job.status.replica(2)
+        assert entry is not None
+        assert (why.rule, why.action, len(entry.recent_restarts), world.job.status.state) == {
+            crash: ("codes", "RestartReplicaFree", 0, JobState.DEGRADED),
+            deleted: ("people", "RestartReplica", 1, JobState.DEGRADED),
+            evicted: ("evictions", "FailJob", 0, JobState.FAILED),
+        }[fault]
+
+    asyncio.run(story())
+
+
+def test_a_rule_sees_the_container_and_the_condition_of_the_pod_that_failed() -> None:
+    async def story() -> None:
+        rules = [
+            {
+                "name": "sidecar",
+                "onExitCodes": {"containerName": "train", "operator": "NotIn", "values": [3]},
+                "action": "FailJob",
+            },
+            {
+                "name": "cable",
+                "onPodConditions": [{"type": "Cable", "status": "False"}],
+                "action": "RestartReplicaFree",
+            },
+        ]
+        world = World(manifest(failurePolicy={"rules": rules}))
+        await world.train()
+        world.exits("r2-a0-1", 3)
+        world.pod("r2-a0-1")["status"]["conditions"] = [{"type": "Cable", "status": "False"}]
+        await world.settle()
+        assert failure(world).rule == "cable"
+
+    asyncio.run(story())
+
+
+def test_the_same_fault_in_all_replicas_at_once_fails_the_job_and_nobody_is_restarted() -> None:
+    async def story() -> None:
+        world = World()
+        await world.train()
+        for replica in range(3):
+            world.exits(f"r{replica}-a0-0", 3)
+        await world.settle()
+        status = world.job.status
+        failed = next(condition for condition in status.conditions if condition.type == "Failed")
+        assert (status.state, failed.status, failed.reason) == (JobState.FAILED, "True", "CodeFault")
+        assert failed.message.startswith("replicas 0, 1 and 2 of 3 failed within 60 s with exit code 3")
+        assert [(it.state, it.attempt, it.restarts) for it in status.replica_statuses] == [
+            (ReplicaState.FAILED, 0, 0)
+        ] * 3
+        assert sorted(world.pods) == ["r0-a0-0", "r1-a0-0", "r2-a0-0"]  # they have ended, and keep their logs
+
+    asyncio.run(story())
+
+
+def test_the_same_fault_of_one_replica_after_the_other_fails_the_job_when_the_last_one_has_it() -> None:
+    async def story() -> None:
+        world = World()
+        await world.train()
+        for replica in range(3):
+            world.exits(f"r{replica}-a0-0", 3)
+            await world.settle()
+            world.now += 5
+        assert world.job.status.state is JobState.FAILED
+        assert [event.reason for event in world.events if event.warning][-1] == "CodeFault"
+
+    asyncio.run(story())
+
+
+def test_replicas_that_come_back_between_the_same_faults_are_no_fault_of_the_code() -> None:
+    async def story() -> None:
+        world = World()
+        await world.train()
+        for replica in range(3):
+            world.exits(f"r{replica}-a0-0", 3)
+            await world.train()
+            world.now += 5
+        assert (world.job.status.state, world.job.status.restarts) == (JobState.RUNNING, 3)
+
+    asyncio.run(story())
+
+
+def test_the_budget_of_the_job_is_that_of_all_replicas() -> None:
+    async def story() -> None:
+        world = World(manifest(failurePolicy={"job": {"limit": 2, "windowSeconds": 600}}))
+        await world.train()
+        for replica in (0, 2, 1):
+            assert not world.job.status.terminal
+            world.exits(f"r{replica}-a0-0", 1)
+            await world.train()
+            world.now += 100
+        failed = next(condition for condition in world.job.status.conditions if condition.type == "Failed")
+        assert (world.job.status.restarts, failed.reason) == (2, "JobBudgetExhausted")
+        assert failed.message.startswith("replica 1 failed after 2 restarts of all replicas within 600 s")
 
     asyncio.run(story())
 
 
 def test_a_replica_that_uses_up_its_budget_fails_the_job_and_everything_stops() -> None:
     async def story() -> None:
-        world = World(manifest(failurePolicy={"perReplica": {"limit": 2, "windowSeconds": 600}}))
+        budget = {"perReplica": {"limit": 2, "windowSeconds": 600}, "onExhausted": "FailJob"}
+        world = World(manifest(failurePolicy=budget))
         for attempt in range(3):
             world.now += 10
             await world.train()

@@ -146,7 +146,7 @@ def test_a_failed_spare_costs_the_job_nothing() -> None:
 
 def test_a_spare_has_the_same_budget_as_a_replica() -> None:
     async def story() -> None:
-        world = await trained(failurePolicy={"perReplica": {"limit": 0}})
+        world = await trained(failurePolicy={"perReplica": {"limit": 0}, "onExhausted": "FailJob"})
         world.exits("r3-a0-0", 1)
         await world.settle()
         assert world.job.status.state is JobState.FAILED

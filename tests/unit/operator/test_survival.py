@@ -47,7 +47,30 @@ def finish(world: World) -> None:
 
 
 def give_up(world: World) -> None:
+    world.user_changes(failurePolicy={"perReplica": {"limit": 0}, "onExhausted": "FailJob"})
+    world.exits("r2-a0-0", 1)
+
+
+def abandon(world: World) -> None:
     world.user_changes(failurePolicy={"perReplica": {"limit": 0}})
+    world.exits("r2-a0-0", 1)
+
+
+def abandon_one_and_restart_another(world: World) -> None:
+    rule = {"name": "gone", "onExitCodes": {"operator": "In", "values": [9]}, "action": "AbandonReplica"}
+    world.user_changes(failurePolicy={"rules": [rule]})
+    world.exits("r1-a0-0", 9)
+    world.exits("r2-a0-0", 1)
+
+
+def bring_everywhere_the_same_fault(world: World) -> None:
+    for replica in range(3):
+        world.exits(f"r{replica}-a0-0", 3)
+
+
+def spend_the_last_of_the_job(world: World) -> None:
+    world.user_changes(failurePolicy={"job": {"limit": 1}})
+    world.exits("r0-a0-0", 3)
     world.exits("r2-a0-0", 1)
 
 
@@ -61,6 +84,10 @@ STORIES = [
     scale_down,
     finish,
     give_up,
+    abandon,
+    abandon_one_and_restart_another,
+    bring_everywhere_the_same_fault,
+    spend_the_last_of_the_job,
 ]
 
 
@@ -69,7 +96,8 @@ def picture(world: World) -> object:
     status = world.job.status
     entries = [(it.index, it.state, it.attempt, it.restarts) for it in status.replica_statuses]
     objects = sorted((kind, name, "deletionTimestamp" in it["metadata"]) for (kind, name), it in world.objects.items())
-    return status.state, status.ready, status.restarts, entries, objects
+    told = world.coordinator.abandoned if world.coordinator else ()
+    return status.state, status.ready, status.restarts, status.abandoned_replicas, entries, objects, told
 
 
 async def play(story: Story, kill_at: int | None) -> World | None:

@@ -103,7 +103,9 @@ class World:
         self.told.append(message)
         if self.coordinator is not None and not self.deaf:
             others = [it for it in self.coordinator.replicas if (it.replica, it.attempt) != self._who(message)]
-            self.coordinator = self.coordinator.model_copy(update={"replicas": tuple(others)})
+            gone = {*self.coordinator.abandoned, *([message.replica] if message.final else [])}
+            heard = {"replicas": tuple(others), "abandoned": tuple(sorted(gone))}
+            self.coordinator = self.coordinator.model_copy(update=heard)
 
     @staticmethod
     def _who(message: Exited) -> tuple[int, int]:

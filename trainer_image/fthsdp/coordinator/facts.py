@@ -91,6 +91,8 @@ class Facts:
     peers: dict[int, Peer] = field(default_factory=dict)
     lost: dict[int, int] = field(default_factory=dict)
     """By replica, the newest attempt known to be gone."""
+    abandoned: set[int] = field(default_factory=set)
+    """Replicas of which no other attempt is expected. A coordinator that starts anew is told again."""
     highest: int = 0
     """The newest epoch number ever given out."""
     ranks: int = 0
@@ -106,6 +108,12 @@ class Facts:
         """Remember that this attempt and all before it are gone; there is none before the first."""
         if attempt >= 0:
             self.lost[replica] = max(self.lost.get(replica, 0), attempt)
+
+    @property
+    def expected(self) -> int:
+        """How many replicas a run waits for before it begins: those that are wanted, as far as they can come."""
+        able = self.settings.replicas + self.settings.spares - len(self.abandoned)
+        return max(self.settings.min_replicas, min(self.settings.replicas, able))
 
     @property
     def paused(self) -> bool:

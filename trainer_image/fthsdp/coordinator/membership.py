@@ -144,6 +144,11 @@ class Membership:
         return self._done
 
     @property
+    def abandoned(self) -> tuple[int, ...]:
+        """Replicas of which no other attempt is expected."""
+        return tuple(sorted(self._facts.abandoned))
+
+    @property
     def verdicts(self) -> tuple[Verdict, ...]:
         """Who was taken out by this coordinator although its processes may still run."""
         return tuple(verdict for _, (since, verdict) in sorted(self._verdicts.items()) if self._now >= since)
@@ -208,6 +213,7 @@ class Membership:
         elif known is not None and known.connection is not None:
             self._effects.append(Drop(connection=known.connection))
         self._facts.give_up(replica, attempt - 1)
+        self._facts.abandoned.discard(replica)
         peer = Peer(
             replica=replica,
             attempt=attempt,
@@ -252,6 +258,8 @@ class Membership:
         if peer is not None and peer.attempt <= event.attempt:
             self._lose(peer, Cause.EXITED, event.reason, detected=event.detected)
         self._facts.give_up(event.replica, event.attempt)
+        if event.final:
+            self._facts.abandoned.add(event.replica)
 
     # --- evidence ---------------------------------------------------------------------------------------------------
 
@@ -370,7 +378,7 @@ class Membership:
         """Make the first epoch, or the first one after everything was lost."""
         waiting = list(self._facts.joiners())
         patient = self._now - self._waiting_since < self._settings.start_timeout
-        if len(waiting) < (self._settings.replicas if patient else self._settings.min_replicas):
+        if len(waiting) < (self._facts.expected if patient else self._settings.min_replicas):
             return False
         states = {p.replica: p.state for p in waiting}
         record = first_epoch(

@@ -413,6 +413,8 @@ class Exited(_Model):
     reason: str
     detected: float
     """Unix time in seconds."""
+    final: bool = False
+    """No other attempt of this replica follows: a run that begins does not wait for one."""
 
 
 class StatusRequest(_Model):
@@ -454,6 +456,8 @@ class Status(_Model):
     replicas: tuple[ReplicaStatus, ...]
     verdicts: tuple[Verdict, ...] = ()
     """The newest of each replica: silent, hung, frozen, or out because it said so."""
+    abandoned: tuple[int, ...] = ()
+    """Replicas of which no other attempt is expected."""
 
 
 ToCoordinator = Annotated[Hello | State | Records | Exited | StatusRequest, Field(discriminator="kind")]

@@ -361,6 +361,7 @@ class Coordinator:
             loss=self._record.loss,
             replicas=self._membership.replicas(),
             verdicts=self._membership.verdicts,
+            abandoned=self._membership.abandoned,
         )
 
     async def _report_now_and_then(self) -> None:
