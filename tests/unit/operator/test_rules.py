@@ -19,7 +19,14 @@ def exited(code: int, container: str = "train", reason: str = "Error") -> Exit:
 
 
 def pod(*exits: Exit, **fields: Any) -> PodView:
-    who: dict[str, Any] = {"name": "llama-r2-a0-1", "uid": "u", "role": "trainer", "replica": 2, "attempt": 0, "index": 1}
+    who: dict[str, Any] = {
+        "name": "llama-r2-a0-1",
+        "uid": "u",
+        "role": "trainer",
+        "replica": 2,
+        "attempt": 0,
+        "index": 1,
+    }
     return PodView(**who, phase="Failed", exits=exits, **fields)
 
 
