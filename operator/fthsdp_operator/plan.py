@@ -387,8 +387,8 @@ def _failed(
     """Do what is right about a replica that failed; ``entry`` has the failure already."""
     if over:
         gone = entry.model_copy(update={"state": ReplicaState.FAILED})
-        actions = (*_told(job, observed, entry, failure, now), *_delete(observed.group(entry.index, entry.attempt)))
-        return _Group(entry=gone, actions=actions)
+        told = _told(job, observed, entry, failure, now)
+        return _Group(entry=gone, actions=(*told, *_delete(observed.group(entry.index, entry.attempt))))
     verdict = policy.judge(job, entry, others, now, trained=_step(job, observed) > 0)
     if verdict.action is RuleAction.FAIL_JOB:
         return _Group(entry=entry, give_up=verdict)
