@@ -12,7 +12,8 @@ import base64
 import hashlib
 import json
 import logging
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -49,6 +50,7 @@ _COLLECTIONS = {
     "ServiceAccount": "api/v1/namespaces/{}/serviceaccounts",
     "Service": "api/v1/namespaces/{}/services",
     "Event": "api/v1/namespaces/{}/events",
+    "Lease": "apis/coordination.k8s.io/v1/namespaces/{}/leases",
     "Role": "apis/rbac.authorization.k8s.io/v1/namespaces/{}/roles",
     "RoleBinding": "apis/rbac.authorization.k8s.io/v1/namespaces/{}/rolebindings",
 }
@@ -87,6 +89,7 @@ class KubernetesCluster:
         self.coordinator_image = coordinator_image
         self._client = client
         self._client.user_agent = "fthsdp-operator"
+        self._time_left: Callable[[], float] = lambda: math.inf
         self._coordinators: dict[tuple[str, str], OperatorClient] = {}
         """Open connections, by namespace and name of the job."""
 
@@ -94,6 +97,10 @@ class KubernetesCluster:
     async def connect(cls, access: Access, *, coordinator_image: str) -> KubernetesCluster:
         """Connect; raises ConfigError when there is no access."""
         return cls(ApiClient(await access.load()), coordinator_image=coordinator_image)
+
+    def only_while(self, time_left: Callable[[], float]) -> None:
+        """Ask this before each call from now on: it returns the seconds that one may take, or does not return."""
+        self._time_left = time_left
 
     async def check(self) -> None:
         """Make sure that the API server answers and knows our kind; raises ConfigError."""
@@ -139,6 +146,13 @@ class KubernetesCluster:
         """Create an object; raises AlreadyExists."""
         return await self._request("POST", _path(manifest["kind"], manifest["metadata"]["namespace"]), body=manifest)
 
+    async def replace(self, manifest: Mapping[str, Any]) -> Manifest:
+        """Replace an object; raises Conflict when it is not at the version that the manifest names any more."""
+        metadata = manifest["metadata"]
+        return await self._request(
+            "PUT", _path(manifest["kind"], metadata["namespace"], metadata["name"]), body=manifest
+        )
+
     async def delete(self, kind: str, namespace: str, name: str, *, uid: str, grace_seconds: int | None) -> None:
         """Delete the object with this uid; one that is gone, or has another uid by now, is left alone."""
         options: Manifest = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
@@ -170,6 +184,7 @@ class KubernetesCluster:
         coordinator = await self._coordinator(job)
         if coordinator is None:
             return
+        self._time_left()
         try:
             await coordinator.exited(message)
         except WireError as error:
@@ -275,7 +290,8 @@ class KubernetesCluster:
                 body=body,
                 auth_settings=["BearerToken"],
             )
-            response = await self._client.call_api(*arguments, _request_timeout=REQUEST_TIMEOUT)
+            timeout = min(REQUEST_TIMEOUT, self._time_left())
+            response = await self._client.call_api(*arguments, _request_timeout=timeout)
             content = await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise ClusterError(f"{what}: the API server does not answer: {error or type(error).__name__}") from error

@@ -15,9 +15,12 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from fthsdp.errors import ConfigError, FthsdpError
+
+if TYPE_CHECKING:
+    from fthsdp_operator.lease import Place
 
 __all__ = ["COORDINATOR_IMAGE", "main"]
 
@@ -135,12 +138,28 @@ def _add_operator(commands: Commands) -> None:
         type=int,
         help="answer GET /healthz here for as long as the operator is alive; nowhere if left out",
     )
+    parser.add_argument(
+        "--leader-elect",
+        action="store_true",
+        help="act only while holding a Lease, so that of several operators one acts and another takes its place",
+    )
+    parser.add_argument(
+        "--lease-namespace",
+        metavar="N",
+        help="with --leader-elect: namespace of the Lease (default: the one of the pod that this runs in)",
+    )
+    parser.add_argument(
+        "--lease-name",
+        metavar="NAME",
+        help="with --leader-elect: its name; operators of one name take turns (default: fthsdp-operator)",
+    )
     parser.add_argument("--verbose", action="store_true", help="log more")
     parser.set_defaults(run=_operator)
 
 
 def _operator(chosen: argparse.Namespace) -> int:
     kubeconfig = _kubeconfig(chosen.kubeconfig)
+    lease = _lease(chosen, in_cluster=kubeconfig is None)
     from fthsdp_operator import handlers
     from fthsdp_operator.apiserver import Access
 
@@ -158,6 +177,7 @@ def _operator(chosen: argparse.Namespace) -> int:
             namespaces=chosen.namespaces,
             coordinator_image=chosen.coordinator_image,
             health_port=chosen.health_port,
+            lease=lease,
         )
     )
     return 0
@@ -171,6 +191,21 @@ def _kubeconfig(given: str | None) -> str | None:
     if not path.is_file():
         raise ConfigError(f"there is no kubeconfig at {path}: name one with --kubeconfig FILE")
     return str(path)
+
+
+def _lease(chosen: argparse.Namespace, *, in_cluster: bool) -> Place | None:
+    """Return where the Lease is, or None without leader election; raises ConfigError."""
+    if not chosen.leader_elect:
+        for option in ("lease_namespace", "lease_name"):
+            if getattr(chosen, option) is not None:
+                raise ConfigError(f"--{option.replace('_', '-')} says something about a Lease: add --leader-elect")
+        return None
+    namespace = chosen.lease_namespace or (IN_CLUSTER.with_name("namespace").read_text().strip() if in_cluster else "")
+    if not namespace:
+        raise ConfigError("--leader-elect outside of a cluster: say where the Lease is, with --lease-namespace N")
+    from fthsdp_operator.lease import Place
+
+    return Place(namespace=namespace, name=chosen.lease_name or "fthsdp-operator")
 
 
 def _print_version(chosen: argparse.Namespace) -> int:

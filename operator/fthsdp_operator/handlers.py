@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import kopf
@@ -20,6 +22,8 @@ from fthsdp_operator.api import GROUP, JOB_LABEL, PLURAL, VERSION
 from fthsdp_operator.apiserver import Access, KubernetesCluster
 from fthsdp_operator.cluster import Cluster, ClusterError
 from fthsdp_operator.execute import reconcile
+from fthsdp_operator.health import answering
+from fthsdp_operator.lease import Leadership, Place, identity
 from fthsdp_operator.queue import WorkQueue
 
 __all__ = ["Reconciler", "run"]
@@ -100,28 +104,78 @@ async def run(
     namespaces: Sequence[str],
     coordinator_image: str,
     health_port: int | None = None,
+    lease: Place | None = None,
 ) -> None:
-    """Run the operator until a signal comes; no namespaces: all of them. Raises ConfigError before it has begun."""
+    """Run the operator until a signal comes; no namespaces: all of them. Raises ConfigError before it has begun.
+
+    With a lease it acts only while it holds that, and the process ends when it is lost.
+    """
+    async with _connected(access, coordinator_image) as cluster:
+        await cluster.check()
+        if lease is None:
+            await _operate(cluster, access, namespaces, health_port)
+            return
+        # Over connections of its own, so that a renewal never waits behind a thousand pods that are created.
+        async with _connected(access, coordinator_image) as leases:
+            leadership = Leadership(leases, lease, me=identity())
+            try:
+                if await _stand_by(leadership, health_port):
+                    cluster.only_while(leadership.time_left)
+                    await _lead(leadership, _operate(cluster, access, namespaces, health_port))
+            finally:
+                await leadership.resign()
+
+
+@asynccontextmanager
+async def _connected(access: Access, coordinator_image: str) -> AsyncIterator[KubernetesCluster]:
     cluster = await KubernetesCluster.connect(access, coordinator_image=coordinator_image)
     try:
-        await cluster.check()
-        reconciler = Reconciler(cluster)
-        workers = [asyncio.create_task(reconciler.work()) for _ in range(WORKERS)]
-        try:
-            await kopf.operator(
-                registry=_registry(reconciler, access),
-                settings=_settings(),
-                standalone=True,
-                clusterwide=not namespaces,
-                namespaces=namespaces,
-                liveness_endpoint=None if health_port is None else f"http://0.0.0.0:{health_port}/healthz",
-            )
-        finally:
-            for worker in workers:
-                worker.cancel()
-            await asyncio.gather(*workers, return_exceptions=True)
+        yield cluster
     finally:
         await cluster.close()
+
+
+async def _stand_by(leadership: Leadership, health_port: int | None) -> bool:
+    """Wait for the lease; False when a signal came first. kopf takes the signals over as soon as it runs."""
+    waiting = asyncio.create_task(leadership.acquire())
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, waiting.cancel)
+    async with answering(health_port):
+        try:
+            await waiting
+        except asyncio.CancelledError:
+            return False
+        return True
+
+
+async def _lead(leadership: Leadership, work: Coroutine[Any, Any, None]) -> None:
+    keeper = asyncio.create_task(leadership.keep())
+    try:
+        await work
+    finally:
+        keeper.cancel()
+        await asyncio.gather(keeper, return_exceptions=True)
+
+
+async def _operate(
+    cluster: KubernetesCluster, access: Access, namespaces: Sequence[str], health_port: int | None
+) -> None:
+    """Watch and reconcile until a signal comes; nothing of it acts any more when this returns."""
+    reconciler = Reconciler(cluster)
+    workers = [asyncio.create_task(reconciler.work()) for _ in range(WORKERS)]
+    try:
+        await kopf.operator(
+            registry=_registry(reconciler, access),
+            settings=_settings(),
+            standalone=True,
+            clusterwide=not namespaces,
+            namespaces=namespaces,
+            liveness_endpoint=None if health_port is None else f"http://0.0.0.0:{health_port}/healthz",
+        )
+    finally:
+        for worker in workers:
+            worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
 
 
 def _registry(reconciler: Reconciler, access: Access) -> kopf.OperatorRegistry:

@@ -95,10 +95,11 @@ def test_with_namespaces_named_the_operator_has_rights_only_there(template: Rend
     objects = template("watchNamespaces={research,production}")
     assert of_kind(objects, "ClusterRole") == of_kind(objects, "ClusterRoleBinding") == []
     for kind in ("Role", "RoleBinding"):
-        assert [found["metadata"]["namespace"] for found in of_kind(objects, kind)] == ["research", "production"]
+        places = [found["metadata"]["namespace"] for found in of_kind(objects, kind)]
+        assert places == ["research", "production", "fthsdp-system"]  # the last one for the Lease
     (deployment,) = of_kind(objects, "Deployment")
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
-    assert container["args"] == ["operator", "--health-port=8080", "--namespace=research", "--namespace=production"]
+    assert container["args"][-2:] == ["--namespace=research", "--namespace=production"]
 
 
 def test_roles_can_be_left_to_somebody_else(template: Render) -> None:
@@ -127,10 +128,43 @@ def test_the_definition_is_the_one_in_crds(template: Render) -> None:
     assert definition["spec"] == yaml.safe_load(text)["spec"]
 
 
-def test_one_operator_runs_at_a_time(template: Render) -> None:
-    (deployment,) = of_kind(template(), "Deployment")
+def test_an_operator_acts_only_while_it_holds_a_lease_that_it_may_touch(template: Render) -> None:
+    objects = template("replicaCount=2")
+    (deployment,) = of_kind(objects, "Deployment")
+    assert deployment["spec"]["replicas"] == 2
+    assert deployment["spec"]["strategy"] == {"type": "RollingUpdate"}
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert container["args"][2:] == [
+        "--leader-elect",
+        "--lease-namespace=fthsdp-system",
+        "--lease-name=fthsdp-operator",
+    ]
+    (role,) = of_kind(objects, "Role")
+    (binding,) = of_kind(objects, "RoleBinding")
+    assert role["metadata"]["namespace"] == binding["metadata"]["namespace"] == "fthsdp-system"
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
+    lease = {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"]}
+    assert role["rules"] == [
+        {**lease, "resourceNames": ["fthsdp-operator"], "verbs": ["get", "update"]},
+        {**lease, "verbs": ["create"]},
+    ]
+
+
+def test_without_a_lease_one_operator_runs_at_a_time(template: Render) -> None:
+    objects = template("leaderElection.enabled=false")
+    (deployment,) = of_kind(objects, "Deployment")
     assert deployment["spec"]["replicas"] == 1
-    assert deployment["spec"]["strategy"] == {"type": "Recreate"}
+    assert deployment["spec"]["strategy"] == {"type": "Recreate", "rollingUpdate": None}
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert container["args"] == ["operator", "--health-port=8080"]
+    assert of_kind(objects, "Role") == of_kind(objects, "RoleBinding") == []
+
+
+def test_several_operators_without_a_lease_are_refused(helm: Path) -> None:
+    options = ["--set", "replicaCount=2", "--set", "leaderElection.enabled=false"]
+    done = subprocess.run([helm, "template", "fthsdp", CHART, *options], capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "replicaCount is above 1 without leaderElection.enabled" in done.stderr
 
 
 def test_the_pod_meets_the_restricted_profile_on_a_read_only_root(template: Render) -> None:
@@ -162,6 +196,7 @@ def test_coordinators_run_in_the_operators_image(template: Render) -> None:
         ("watchNamespaces=research", "want array"),
         ("watchNamespaces={No Such}", "does not match pattern"),
         ("crds.keep=perhaps", "want boolean"),
+        ("replicaCount=-1", "minimum"),
     ],
 )
 def test_a_wrong_value_is_refused_by_name(helm: Path, setting: str, complaint: str) -> None:

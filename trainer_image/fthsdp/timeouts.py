@@ -172,6 +172,21 @@ TIMEOUTS: dict[str, Timeout] = {
         default=60.0,
         meaning="a pod that exited with 0 waits for the others of its replica; then the replica has failed",
     ),
+    "lease_duration": Timeout(
+        name="the duration of the lease",
+        default=15.0,
+        meaning="an operator that stands by takes over a lease that nobody renews",
+    ),
+    "renew_deadline": Timeout(
+        name="the deadline of renewals",
+        default=10.0,
+        meaning="an operator that could not renew its lease ends",
+    ),
+    "renew_period": Timeout(
+        name="the period of renewals",
+        default=2.0,
+        meaning="the longest time between two looks at the lease",
+    ),
 }
 """By the name under which ``check`` takes a value."""
 
@@ -246,6 +261,18 @@ RULES: tuple[Rule, ...] = (
         others=("bye_timeout", "straggler_grace"),
         strictly=True,
         reason="the pods of a replica may end so far apart at the end of a run",
+    ),
+    Rule(
+        name="lease_duration",
+        others=("renew_deadline",),
+        strictly=True,
+        reason="what an operator has sent before it ends has arrived before another one acts",
+    ),
+    Rule(
+        name="renew_deadline",
+        others=("renew_period",),
+        factor=3,
+        reason="one renewal that fails is no loss",
     ),
 )
 

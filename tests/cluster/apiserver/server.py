@@ -58,7 +58,7 @@ class ApiServer:
 @contextmanager
 def running(folder: Path) -> Iterator[ApiServer]:
     """Start one that keeps its files in ``folder``, with our CRD; gone when this returns."""
-    etcd, peer, port = (_free_port() for _ in range(3))
+    etcd, peer, port = (free_port() for _ in range(3))
     kubeconfig = folder / "kubeconfig"
     kubeconfig.write_text(_kubeconfig(port))
     (folder / "tokens").write_text("test-token,admin,1,system:masters\n")
@@ -138,7 +138,8 @@ current-context: c
 """
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port of the loopback interface on which nobody listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

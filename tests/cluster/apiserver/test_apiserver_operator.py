@@ -32,12 +32,12 @@ class Story:
         self.log = folder / "operator.log"
 
     @contextmanager
-    def operator(self) -> Iterator[subprocess.Popen[bytes]]:
+    def operator(self, *options: str, log: Path | None = None) -> Iterator[subprocess.Popen[bytes]]:
         """Run the operator as people do outside of a cluster; it must leave when it is asked to."""
-        command = [sys.executable, "-m", "fthsdp_operator.cli", "operator", "--namespace", self.namespace]
-        with self.log.open("ab") as log:
+        command = [sys.executable, "-m", "fthsdp_operator.cli", "operator", "--namespace", self.namespace, *options]
+        with (log or self.log).open("ab") as out:
             process = subprocess.Popen(
-                [*command, "--kubeconfig", str(self.server.kubeconfig)], stdout=log, stderr=log, env=os.environ
+                [*command, "--kubeconfig", str(self.server.kubeconfig)], stdout=out, stderr=out, env=os.environ
             )
             try:
                 yield process

@@ -85,6 +85,25 @@ current-context: c
     assert "127.0.0.1:1" in said
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            ["--leader-elect"],
+            "--leader-elect outside of a cluster: say where the Lease is, with --lease-namespace N",
+        ),
+        (["--lease-namespace", "n"], "--lease-namespace says something about a Lease: add --leader-elect"),
+        (["--lease-name", "n"], "--lease-name says something about a Lease: add --leader-elect"),
+    ],
+)
+def test_half_a_leader_election_is_refused(
+    options: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config").touch()
+    assert cli.main(["operator", "--kubeconfig", str(tmp_path / "config"), *options]) == 2
+    assert capsys.readouterr().err == f"fthsdp: {words}\n"
+
+
 @pytest.mark.parametrize(("package", "extra"), [("kopf", "operator"), ("torch", "trainer")])
 def test_a_missing_package_is_named_with_how_to_install_it(
     package: str, extra: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

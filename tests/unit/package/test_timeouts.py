@@ -15,7 +15,7 @@ from fthsdp.coordinator.events import MembershipSettings
 from fthsdp.errors import ConfigError
 from fthsdp.ftar import FtarSettings
 from fthsdp.timeouts import RULES, TIMEOUTS, Rule, check
-from fthsdp_operator import plan, policy
+from fthsdp_operator import lease, plan, policy
 from fthsdp_operator.local import kubelet
 
 PAGE = Path(__file__).parents[3] / "docs" / "timeouts.md"
@@ -38,6 +38,9 @@ def in_the_code() -> dict[str, float]:
         "straggler_grace": plan.STRAGGLER_GRACE,
         "coordinator_linger": plan.COORDINATOR_LINGER,
         "early_exit_grace": policy.EARLY_EXIT_GRACE,
+        "lease_duration": lease.LEASE_DURATION,
+        "renew_deadline": lease.RENEW_DEADLINE,
+        "renew_period": lease.RETRY_PERIOD,
     }
 
 
