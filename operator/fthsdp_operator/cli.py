@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -85,6 +88,7 @@ def _parser(command: str) -> argparse.ArgumentParser:
     for name, words, add in (
         ("run", "run a job on this machine, its pods as processes", _add_run),
         ("report", "tell in plain words what happened in a run", _add_report),
+        ("plan", "print what the operator would do for a job, and why", _add_plan),
         ("operator", "run the operator, in a cluster or outside of it", _add_operator),
         ("version", "print the version", _add_version),
     ):
@@ -105,6 +109,57 @@ def _add_report(commands: Commands) -> None:
     from fthsdp_operator.local.command import add_report_parser
 
     add_report_parser(commands)
+
+
+def _add_plan(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "plan",
+        description="Print what the operator would do for a job as it stands, and why. Nothing is done; no cluster is"
+        " needed.",
+    )
+    parser.add_argument(
+        "job", type=Path, metavar="JOB.YAML", help="as you wrote it, or 'kubectl get fthsdp NAME -o yaml'"
+    )
+    parser.add_argument(
+        "pods",
+        type=Path,
+        metavar="PODS.YAML",
+        nargs="*",
+        help="its pods: 'kubectl get pods -l fthsdp.dev/job=NAME -o yaml'",
+    )
+    parser.add_argument(
+        "--at",
+        metavar="TIME",
+        help="as if it were this time, for example 2026-01-31T12:00:00Z (default: now)",
+    )
+    parser.add_argument("-o", "--output", choices=("words", "yaml", "json"), default="words", help="(default: words)")
+    parser.set_defaults(run=_plan)
+
+
+def _plan(chosen: argparse.Namespace) -> int:
+    import yaml
+
+    from fthsdp_operator.documents import load_objects
+    from fthsdp_operator.preview import preview
+
+    now = time.time() if chosen.at is None else _time(chosen.at)
+    objects = [item for path in (chosen.job, *chosen.pods) for item in load_objects(path)]
+    found = preview(objects, now, coordinator_image=_coordinator_image(), with_pods=bool(chosen.pods))
+    if chosen.output == "json":
+        print(json.dumps(found.data(), indent=2))
+    elif chosen.output == "yaml":
+        print(yaml.safe_dump(found.data(), sort_keys=False, allow_unicode=True), end="")
+    else:
+        print("\n".join(found.words()))
+    return 0
+
+
+def _time(text: str) -> float:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise ConfigError(f"--at {text}: it has to be a time like 2026-01-31T12:00:00Z") from None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
 def _add_version(commands: Commands) -> None:
@@ -129,7 +184,7 @@ def _add_operator(commands: Commands) -> None:
     parser.add_argument(
         "--coordinator-image",
         metavar="IMAGE",
-        default=os.environ.get(COORDINATOR_IMAGE) or f"fthsdp-operator:{_version()}",
+        default=_coordinator_image(),
         help=f"image of coordinators whose job names none (default: ${COORDINATOR_IMAGE}, or %(default)s)",
     )
     parser.add_argument(
@@ -181,6 +236,10 @@ def _operator(chosen: argparse.Namespace) -> int:
         )
     )
     return 0
+
+
+def _coordinator_image() -> str:
+    return os.environ.get(COORDINATOR_IMAGE) or f"fthsdp-operator:{_version()}"
 
 
 def _kubeconfig(given: str | None) -> str | None:

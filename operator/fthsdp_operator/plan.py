@@ -69,6 +69,8 @@ class Delete:
     uid: str
     grace_seconds: int | None = None
     """None: the object's own."""
+    why: str = ""
+    """For people."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -298,15 +300,16 @@ def _failure(job: Job, observed: Observed, entry: ReplicaStatus, now: float) -> 
 
 def _group(job: Job, observed: Observed, entry: ReplicaStatus, now: float, *, over: bool) -> _Group:
     """A replica that has not failed now."""
-    stale = _delete(pod for pod in observed.trainers if pod.replica == entry.index and pod.attempt < entry.attempt)
+    older = (pod for pod in observed.trainers if pod.replica == entry.index and pod.attempt < entry.attempt)
+    stale = _delete(older, f"attempt {entry.attempt} has taken its place")
     if entry.state in _ENDED:
         return _Group(entry=entry, actions=stale)
     if entry.state is ReplicaState.ABANDONED:
-        return _Group(entry=entry, actions=(*stale, *_delete(_not_over(observed, entry))))
+        return _Group(entry=entry, actions=(*stale, *_delete(_not_over(observed, entry), "its replica is abandoned")))
     if over and entry.state in _WAITING:
         return _Group(entry=entry.model_copy(update={"state": ReplicaState.FAILED, "next_restart_time": None}))
     if _too_late(observed, now):
-        useless = _delete(observed.group(entry.index, entry.attempt))
+        useless = _delete(observed.group(entry.index, entry.attempt), "the run is over")
         return _Group(entry=entry.model_copy(update={"state": ReplicaState.FAILED}), actions=(*stale, *useless))
     if entry.next_restart_time is not None and entry.next_restart_time > now:
         return _Group(entry=entry, actions=stale, wake_at=entry.next_restart_time)
@@ -388,7 +391,8 @@ def _failed(
     if over:
         gone = entry.model_copy(update={"state": ReplicaState.FAILED})
         told = _told(job, observed, entry, failure, now)
-        return _Group(entry=gone, actions=(*told, *_delete(observed.group(entry.index, entry.attempt))))
+        dead = _delete(observed.group(entry.index, entry.attempt), "its replica failed when the run was over")
+        return _Group(entry=gone, actions=(*told, *dead))
     verdict = policy.judge(job, entry, others, now, trained=_step(job, observed) > 0)
     if verdict.action is RuleAction.FAIL_JOB:
         return _Group(entry=entry, give_up=verdict)
@@ -419,7 +423,8 @@ def _abandoned(
     )
     told = _told(job, observed, entry, failure, now, final=True)
     event = Event(warning=True, reason="ReplicaAbandoned", message=f"{verdict.message}; the others train on")
-    return _Group(entry=after, actions=(*told, *_delete(_not_over(observed, entry))), events=(event,))
+    left = _delete(_not_over(observed, entry), "its replica is abandoned")
+    return _Group(entry=after, actions=(*told, *left), events=(event,))
 
 
 def _not_over(observed: Observed, entry: ReplicaStatus) -> list[PodView]:
@@ -432,7 +437,8 @@ def _restarted(
     """Restart a replica: the next attempt is counted here, and all the rest follows from that number."""
     told = _told(job, observed, entry, failure, now)
     after = _next_attempt(job, entry, restart_at, now)
-    dead = _delete(pod for pod in observed.trainers if pod.replica == entry.index)
+    pods = (pod for pod in observed.trainers if pod.replica == entry.index)
+    dead = _delete(pods, f"its replica failed, and starts again as attempt {after.attempt}")
     creates = _growing(job, observed, after, (), now).actions if after.state is ReplicaState.PENDING else ()
     return _Group(
         entry=after,
@@ -467,11 +473,11 @@ def _removed(observed: Observed, entry: ReplicaStatus) -> _Group:
     """A replica beyond spec.replicas leaves at a step boundary: it is asked to, and the coordinator is not told."""
     pods = [pod for pod in observed.trainers if pod.replica == entry.index]
     after = entry.model_copy(update={"state": ReplicaState.REMOVED, "next_restart_time": None, "ready_since": None})
-    return _Group(entry=after, actions=_delete(pods))
+    return _Group(entry=after, actions=_delete(pods, "the job was scaled below its replica"))
 
 
-def _delete(pods: Iterable[PodView]) -> tuple[Delete, ...]:
-    return tuple(Delete(kind="Pod", name=pod.name, uid=pod.uid) for pod in pods if pod.deleted is None)
+def _delete(pods: Iterable[PodView], why: str) -> tuple[Delete, ...]:
+    return tuple(Delete(kind="Pod", name=pod.name, uid=pod.uid, why=why) for pod in pods if pod.deleted is None)
 
 
 def _failure_line(replica: int, failure: Failure) -> str:
@@ -492,16 +498,17 @@ def _coordinator(job: Job, observed: Observed, now: float, *, over: bool) -> tup
 
 def _keep_coordinator(job: Job, observed: Observed, pod: PodView, now: float, *, over: bool) -> _Step:
     if pod.over and not over:
-        return _Step(actions=(_by_force(pod),), wake_at=now)
+        return _Step(actions=(_by_force(pod, "it has ended, and the run has not"),), wake_at=now)
     if pod.gone_by is not None:
         overdue = pod.gone_by + OVERDUE
-        return _Step(actions=(_by_force(pod),)) if now >= overdue else _Step(wake_at=overdue)
+        lost = _by_force(pod, "it should have ended by now, and its node says nothing")
+        return _Step(actions=(lost,)) if now >= overdue else _Step(wake_at=overdue)
     outdated = pod.config != render.coordinator_config(job) and not _leaving(job, observed)
-    return _Step(actions=_delete([pod]) if outdated else ())
+    return _Step(actions=_delete([pod], "it was started with other settings") if outdated else ())
 
 
-def _by_force(pod: PodView) -> Delete:
-    return Delete(kind="Pod", name=pod.name, uid=pod.uid, grace_seconds=0)
+def _by_force(pod: PodView, why: str) -> Delete:
+    return Delete(kind="Pod", name=pod.name, uid=pod.uid, grace_seconds=0, why=why)
 
 
 def _leaving(job: Job, observed: Observed) -> bool:
@@ -534,7 +541,7 @@ def _suspended(job: Job, observed: Observed, now: float) -> Plan:
         for entry in job.status.replica_statuses
     )
     status = _status(job, observed, entries, now, state=JobState.SUSPENDED)
-    return Plan(status=status, actions=_delete(observed.pods), events=_milestones(job, status))
+    return Plan(status=status, actions=_delete(observed.pods, "spec.suspend is true"), events=_milestones(job, status))
 
 
 def _ended(
@@ -561,13 +568,14 @@ def _after_the_end(job: Job, observed: Observed, now: float) -> Plan:
     )
     status = job.status.model_copy(update={"replica_statuses": entries, "last_failure": _last_failure(entries)})
     if ttl is not None and now >= ended + ttl:
-        return Plan(status=status, actions=(Delete(kind=KIND, name=job.name, uid=job.metadata.uid),))
+        late = Delete(kind=KIND, name=job.name, uid=job.metadata.uid, why="its spec.ttlSecondsAfterFinished are over")
+        return Plan(status=status, actions=(late,))
     linger = ended + COORDINATOR_LINGER if job.status.state is JobState.COMPLETE else ended
     keeper = observed.coordinator_pod
     useless = [pod for pod in observed.pods if not pod.over and (pod is not keeper or now >= linger)]
     waits = [linger] if keeper is not None and keeper.alive and now < linger else []
     waits += [ended + ttl] if ttl is not None else []
-    return Plan(status=status, actions=_delete(useless), wake_at=min(waits, default=math.inf))
+    return Plan(status=status, actions=_delete(useless, "the job is over"), wake_at=min(waits, default=math.inf))
 
 
 # --- status ---------------------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ def test_help_names_all_commands(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["--help"])
     said = capsys.readouterr().out
-    assert all(f"    {command} " in said for command in ("run", "report", "operator", "version"))
+    assert all(f"    {command} " in said for command in ("run", "report", "plan", "operator", "version"))
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
