@@ -39,6 +39,8 @@ log = logging.getLogger(__name__)
 
 REQUEST_TIMEOUT = 30.0
 """Seconds for one request to the API server."""
+LONGEST_RETRY_AFTER = 60.0
+"""Seconds for which a job waits at most because a server, or what stands before it, asked for it."""
 COORDINATOR_TIMEOUT = 1.0
 """Seconds for one question to a coordinator: a reconcile waits for it, and can do without the answer."""
 
@@ -295,10 +297,15 @@ class KubernetesCluster:
             content = await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise ClusterError(f"{what}: the API server does not answer: {error or type(error).__name__}") from error
-        return _answer(what, response.status, content)
+        return _answer(what, response.status, content, retry_after=_retry_after(response.headers.get("Retry-After")))
 
 
-def _answer(what: str, status: int, content: bytes) -> Manifest:
+def _retry_after(header: str | None) -> float:
+    """Seconds; a date, which the API server never sends, counts as none."""
+    return min(float(header), LONGEST_RETRY_AFTER) if header and header.isdecimal() else 0.0
+
+
+def _answer(what: str, status: int, content: bytes, *, retry_after: float) -> Manifest:
     try:
         answer = json.loads(content)
     except ValueError:
@@ -311,7 +318,7 @@ def _answer(what: str, status: int, content: bytes) -> Manifest:
         raise _NotFound(message)
     if status == 409:
         raise (AlreadyExists if words.get("reason") == "AlreadyExists" else Conflict)(message)
-    raise ClusterError(message)
+    raise ClusterError(message, retry_after=retry_after)
 
 
 def _path(kind: str, namespace: str, name: str | None = None) -> str:

@@ -21,6 +21,11 @@ Manifest = dict[str, Any]
 class ClusterError(FthsdpError):
     """The cluster did not do what it was asked to; the message is its own."""
 
+    def __init__(self, message: str, *, retry_after: float = 0.0) -> None:
+        """``retry_after``: seconds for which it does not want to be asked again."""
+        super().__init__(message)
+        self.retry_after = retry_after
+
 
 class Conflict(ClusterError):
     """The object has changed since it was read."""

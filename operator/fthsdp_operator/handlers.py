@@ -79,7 +79,8 @@ class Reconciler:
             try:
                 wait = await self._reconcile(key)
             except ClusterError as error:
-                log.warning("%s/%s: %s; again in %.1f s", *key, error, self._queue.failed(key))
+                wait = self._queue.failed(key, at_least=error.retry_after)
+                log.warning("%s/%s: %s; again in %.1f s", *key, error, wait)
             except Exception:
                 log.exception("%s/%s: reconcile failed; again in %.1f s", *key, self._queue.failed(key))
             else:

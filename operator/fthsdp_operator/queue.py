@@ -68,12 +68,15 @@ class WorkQueue(Generic[K]):
         self._failures.pop(key, None)
         self._release(key)
 
-    def failed(self, key: K) -> float:
-        """The work on a key failed: it comes back after a wait that doubles each time; returns the wait in seconds."""
+    def failed(self, key: K, *, at_least: float = 0.0) -> float:
+        """The work on a key failed: it comes back after a wait that doubles each time; returns the wait in seconds.
+
+        ``at_least``: seconds, for a failure that says how long it lasts.
+        """
         count = self._failures.get(key, 0)
         self._failures[key] = count + 1
         self._release(key)
-        wait: float = min(self._longest_retry, self._first_retry * 2 ** min(count, 30))
+        wait: float = max(at_least, min(self._longest_retry, self._first_retry * 2 ** min(count, 30)))
         self.add(key, delay=wait)
         return wait
 

@@ -133,6 +133,16 @@ def test_a_failing_key_comes_back_ever_more_slowly_until_it_succeeds() -> None:
     asyncio.run(story())
 
 
+def test_a_failure_that_says_how_long_it_lasts_is_waited_for() -> None:
+    async def story() -> None:
+        queue: WorkQueue[str] = WorkQueue(first_retry=1, longest_retry=5, clock=Clock())
+        queue.add("a")
+        await queue.get()
+        assert queue.failed("a", at_least=20) == 20
+
+    asyncio.run(story())
+
+
 @pytest.mark.parametrize("failures", [100, 5000])
 def test_a_key_that_fails_for_ever_is_still_tried(failures: int) -> None:
     async def story() -> None:

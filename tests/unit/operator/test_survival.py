@@ -1,14 +1,27 @@
-"""An operator that is killed before any of its calls goes on to the same end, and restarts nothing twice."""
+"""Whatever becomes of any one call, the end is the same, nothing is restarted twice, and nobody healthy is touched.
+
+In each of these stories each call to the cluster goes wrong once: the operator is killed before or after it, or it is
+refused, or its answer is lost.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from enum import Enum
+from typing import Any, TypeVar
 
 import pytest
-from tests.unit.operator.world import Killed, World, manifest
+from tests.unit.operator.world import NAME, NAMESPACE, Killed, World, manifest
 
-Story = Callable[[World], None]
+from fthsdp.coordinator.messages import Exited, Status
+from fthsdp_operator.api import KIND, Job
+from fthsdp_operator.cluster import ClusterError, Conflict, Manifest
+from fthsdp_operator.execute import reconcile
+from fthsdp_operator.plan import Event
+
+Step = Callable[[World], None]
 
 
 def delete_a_pod(world: World) -> None:
@@ -74,7 +87,7 @@ def spend_the_last_of_the_job(world: World) -> None:
     world.exits("r2-a0-0", 1)
 
 
-STORIES = [
+STORIES: list[Step] = [
     delete_a_pod,
     lose_a_pod,
     crash_two_replicas,
@@ -91,60 +104,173 @@ STORIES = [
 ]
 
 
+def begin(world: World) -> None:
+    """The job has just been created."""
+
+
+def everything_has_stopped(world: World) -> None:
+    for kind, name in list(world.objects):
+        if kind == "Pod":
+            world.vanish(name)
+    world.coordinator = None
+
+
+def resume(world: World) -> None:
+    world.user_changes(suspend=False)
+
+
+def its_time_is_up(world: World) -> None:
+    world.now += 100
+
+
+LONGER = {
+    "suspend_and_resume": [suspend, everything_has_stopped, resume],
+    "finish_and_go": [finish, its_time_is_up],
+}
+CASES = {"first_start": [begin], **{story.__name__: [story] for story in STORIES}, **LONGER}
+
+
+class Fault(Enum):
+    """What becomes of one call."""
+
+    KILLED_BEFORE = "the operator is killed before it"
+    KILLED_AFTER = "the operator is killed when it was made"
+    CONFLICT = "somebody else has changed the object"
+    REFUSED = "the API server does not do it"
+    ANSWER_LOST = "it is done, and the answer is lost"
+
+
+KILLED = (Fault.KILLED_BEFORE, Fault.KILLED_AFTER)
+MADE = (Fault.KILLED_AFTER, Fault.ANSWER_LOST)
+T = TypeVar("T")
+
+
+class Shaky:
+    """Passes calls on to a world; one of them goes wrong. Implements ``fthsdp_operator.cluster.Cluster``."""
+
+    def __init__(self, world: World, fault: Fault, at: int) -> None:
+        self.coordinator_image = world.coordinator_image
+        self.calls = 0
+        self.struck = False
+        """The call that goes wrong was made."""
+        self._world = world
+        self._fault = fault
+        self._at = at
+
+    async def get_job(self, namespace: str, name: str) -> Manifest | None:
+        return await self._read(lambda: self._world.get_job(namespace, name))
+
+    async def list_pods(self, namespace: str, job: str) -> list[Manifest]:
+        return await self._read(lambda: self._world.list_pods(namespace, job))
+
+    async def get(self, kind: str, namespace: str, name: str) -> Manifest | None:
+        return await self._read(lambda: self._world.get(kind, namespace, name))
+
+    async def create(self, manifest: Mapping[str, Any]) -> Manifest:
+        return await self._call(lambda: self._world.create(manifest))
+
+    async def delete(self, kind: str, namespace: str, name: str, *, uid: str, grace_seconds: int | None) -> None:
+        await self._call(lambda: self._world.delete(kind, namespace, name, uid=uid, grace_seconds=grace_seconds))
+
+    async def patch_status(
+        self, namespace: str, name: str, status: Mapping[str, Any], *, resource_version: str
+    ) -> Manifest:
+        return await self._call(
+            lambda: self._world.patch_status(namespace, name, status, resource_version=resource_version)
+        )
+
+    async def tell_coordinator(self, job: Job, message: Exited) -> None:
+        await self._call(lambda: self._world.tell_coordinator(job, message))
+
+    async def coordinator_status(self, job: Job) -> Status | None:
+        return await self._read(lambda: self._world.coordinator_status(job))
+
+    async def record_event(self, job: Job, event: Event, now: float) -> None:
+        try:
+            await self._call(lambda: self._world.record_event(job, event, now))
+        except ClusterError:
+            return  # as the seam has it: an event that is lost is lost
+
+    async def _read(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Of a call that changes nothing, the other faults are those of the one before or after it."""
+        goes_wrong = self._fault is Fault.REFUSED or (self._fault in KILLED and self.struck)
+        return await (self._call(call) if goes_wrong else call())
+
+    async def _call(self, call: Callable[[], Awaitable[T]]) -> T:
+        if self.struck and self._fault in KILLED:
+            raise Killed
+        self.calls += 1
+        if self.calls <= self._at or self.struck:
+            return await call()
+        self.struck = True
+        if self._fault in MADE:
+            await call()
+        if self._fault in KILLED:
+            raise Killed
+        raise (Conflict if self._fault is Fault.CONFLICT else ClusterError)(self._fault.value)
+
+
+async def settle(world: World, cluster: Shaky) -> Shaky:
+    """Reconcile until that changes nothing, as the operator's workers would; another one goes on for one that died."""
+    for _ in range(40):
+        before = len(world.writes)
+        try:
+            wait = await reconcile(cluster, NAMESPACE, NAME, world.now, last_words=world.last_words)
+        except Killed:
+            world.last_words.clear()  # they died with it
+            cluster = Shaky(world, Fault.REFUSED, at=10**9)
+            continue
+        except ClusterError:
+            continue
+        if wait > 0 and len(world.writes) == before:
+            return cluster
+    raise AssertionError(f"it never settles: {world.writes[-10:]}")
+
+
+async def play(steps: Sequence[Step], fault: Fault, at: int) -> tuple[World, dict[str, str], bool]:
+    """Return the world after a story, the pods that there were before it, and whether a call went wrong in it."""
+    world = World(manifest(ttlSecondsAfterFinished=100))
+    if steps[0] is not begin:
+        await world.train()
+    before = world.pods
+    world.writes.clear()
+    world.events.clear()
+    shaky = cluster = Shaky(world, fault, at)
+    for step in steps:
+        step(world)
+        cluster = await settle(world, cluster)
+    return world, before, shaky.struck
+
+
 def picture(world: World) -> object:
     """What counts about the outcome; UIDs are made anew by each test."""
-    status = world.job.status
-    entries = [(it.index, it.state, it.attempt, it.restarts) for it in status.replica_statuses]
     objects = sorted((kind, name, "deletionTimestamp" in it["metadata"]) for (kind, name), it in world.objects.items())
+    if (KIND, NAME) not in world.objects:
+        return objects
+    status = world.job.status
+    entries = [
+        (it.index, it.state, it.attempt, it.restarts, it.recent_restarts, it.next_restart_time)
+        for it in status.replica_statuses
+    ]
     told = world.coordinator.abandoned if world.coordinator else ()
-    return status.state, status.ready, status.restarts, status.abandoned_replicas, entries, objects, told
+    counts = (status.restarts, status.abandoned_replicas, status.coordinator.starts)
+    return status.state, status.ready, counts, entries, objects, told
 
 
-async def play(story: Story, kill_at: int | None) -> World | None:
-    """Return the world after the story, or None when it was over before the operator could be killed."""
-    world = World(manifest())
-    await world.train()
-    story(world)
-    world.writes.clear()
-    world.kill_at = kill_at
-    if kill_at is not None:
-        try:
-            await world.settle()
-        except Killed:
-            pass
-        else:
-            return None
-    world.kill_at = None
-    await world.settle()
-    return world
-
-
-@pytest.mark.parametrize("story", STORIES, ids=[story.__name__ for story in STORIES])
-def test_killed_before_any_call_it_comes_to_the_same_end(story: Story) -> None:
+@pytest.mark.parametrize("steps", CASES.values(), ids=CASES.keys())
+@pytest.mark.parametrize("fault", Fault, ids=lambda fault: fault.name.lower())
+def test_whatever_becomes_of_any_call_the_end_is_the_same(steps: Sequence[Step], fault: Fault) -> None:
     async def check() -> None:
-        whole = await play(story, None)
-        assert whole is not None
-        killed = 0
-        while (world := await play(story, killed)) is not None:
-            assert picture(world) == picture(whole), f"killed before write {killed}"
-            killed += 1
-        assert killed > 0
-
-    asyncio.run(check())
-
-
-def test_killed_anywhere_at_the_start_everything_is_created_once() -> None:
-    async def check() -> None:
-        whole = World()
-        await whole.settle()
-        for kill_at in range(len(whole.writes)):
-            world = World()
-            world.kill_at = kill_at
-            with pytest.raises(Killed):
-                await world.settle()
-            world.kill_at = None
-            await world.settle()
-            assert world.objects.keys() == whole.objects.keys()
-            assert world.job.status.restarts == 0
+        whole, before, _ = await play(steps, fault, at=10**9)
+        untouched = before.items() & whole.pods.items()
+        at, struck = 0, True
+        while struck:
+            world, _, struck = await play(steps, fault, at)
+            assert picture(world) == picture(whole), f"call {at}"
+            assert untouched <= world.pods.items(), f"call {at}"
+            told = Counter((it.reason, it.message) for it in world.events if it.reason != "CallFailed")
+            assert told <= Counter((it.reason, it.message) for it in whole.events), f"call {at}"
+            at += 1
+        assert at > 1
 
     asyncio.run(check())

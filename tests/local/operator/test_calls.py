@@ -1,0 +1,145 @@
+"""What the operator makes of an API server's answers, and of those that never come, over real connections."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+from aiohttp import web
+
+from fthsdp_operator.apiserver import Access, KubernetesCluster
+from fthsdp_operator.cluster import AlreadyExists, ClusterError, Conflict, Manifest
+
+pytestmark = pytest.mark.local
+
+KUBECONFIG = """\
+apiVersion: v1
+kind: Config
+clusters: [{{name: c, cluster: {{server: "http://127.0.0.1:{port}"}}}}]
+users: [{{name: u, user: {{token: t}}}}]
+contexts: [{{name: c, context: {{cluster: c, user: u}}}}]
+current-context: c
+"""
+POD: Manifest = {"kind": "Pod", "metadata": {"name": "p", "namespace": "n"}}
+Answer = Callable[[web.Request], Awaitable[web.Response]]
+
+
+class Ended(BaseException):
+    """The process ended."""
+
+
+def end() -> NoReturn:
+    raise Ended
+
+
+@asynccontextmanager
+async def cluster_at(answer: Answer, folder: Path) -> AsyncIterator[KubernetesCluster]:
+    """Connect to a server that answers every request so."""
+    application = web.Application()
+    application.add_routes([web.route("*", "/{path:.*}", answer)])
+    runner = web.AppRunner(application, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    kubeconfig = folder / "kubeconfig"
+    kubeconfig.write_text(KUBECONFIG.format(port=runner.addresses[0][1]))
+    cluster = await KubernetesCluster.connect(Access(kubeconfig=str(kubeconfig)), coordinator_image="x")
+    try:
+        yield cluster
+    finally:
+        await cluster.close()
+        await runner.cleanup()
+
+
+def status(code: int, reason: str = "", **headers: str) -> Answer:
+    async def answer(request: web.Request) -> web.Response:
+        words = {"kind": "Status", "reason": reason, "message": "said the server", "code": code}
+        return web.json_response(words, status=code, headers={k.replace("_", "-"): v for k, v in headers.items()})
+
+    return answer
+
+
+async def reset(request: web.Request) -> web.Response:
+    assert request.transport is not None
+    request.transport.abort()
+    return web.Response()
+
+
+async def page(request: web.Request) -> web.Response:
+    return web.Response(status=502, text="<html>Bad Gateway</html>", content_type="text/html")
+
+
+async def made(request: web.Request) -> web.Response:
+    return web.json_response(await request.json())
+
+
+async def silence(request: web.Request) -> web.Response:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "words", "retry_after"),
+    [
+        (status(409, "AlreadyExists"), AlreadyExists, "409 AlreadyExists: said the server", 0),
+        (status(409, "Conflict"), Conflict, "409 Conflict: said the server", 0),
+        (status(429, "TooManyRequests", Retry_After="7"), ClusterError, "429 TooManyRequests: said the server", 7),
+        (status(429, "TooManyRequests", Retry_After="86400"), ClusterError, "429", 60),
+        (status(503, "ServiceUnavailable", Retry_After="soon"), ClusterError, "503", 0),
+        (status(500, "InternalError"), ClusterError, "500 InternalError: said the server", 0),
+        (page, ClusterError, "502 : <html>Bad Gateway</html>", 0),
+        (reset, ClusterError, "the API server does not answer: ", 0),
+    ],
+)
+def test_an_answer_that_is_no_success_is_an_error_in_its_words(
+    answer: Answer, error: type[ClusterError], words: str, retry_after: float, tmp_path: Path
+) -> None:
+    async def story() -> None:
+        async with cluster_at(answer, tmp_path) as cluster:
+            with pytest.raises(error) as raised:
+                await cluster.create(POD)
+            assert type(raised.value) is error
+            assert f"POST api/v1/namespaces/n/pods: {words}" in str(raised.value)
+            assert raised.value.retry_after == retry_after
+
+    asyncio.run(story())
+
+
+def test_a_call_that_hangs_ends_with_the_time_that_is_left_and_no_other_is_made_after_it(tmp_path: Path) -> None:
+    async def story() -> None:
+        begun = time.monotonic()
+        calls = 0
+
+        def time_left() -> float:
+            left = begun + 0.5 - time.monotonic()
+            return left if left > 0 else end()
+
+        async def hang(request: web.Request) -> web.Response:
+            nonlocal calls
+            calls += 1
+            return await silence(request)
+
+        async with cluster_at(hang, tmp_path) as cluster:
+            cluster.only_while(time_left)
+            with pytest.raises(ClusterError, match="the API server does not answer"):
+                await cluster.create(POD)
+            assert 0.4 < time.monotonic() - begun < 5
+            with pytest.raises(Ended):
+                await cluster.create(POD)
+            assert calls == 1
+
+    asyncio.run(story())
+
+
+def test_calls_are_made_while_there_is_time(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with cluster_at(made, tmp_path) as cluster:
+            cluster.only_while(lambda: 10.0)
+            assert await cluster.create(POD) == POD
+
+    asyncio.run(story())
