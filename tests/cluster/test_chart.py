@@ -104,7 +104,7 @@ def test_with_namespaces_named_the_operator_has_rights_only_there(template: Rend
 
 def test_roles_can_be_left_to_somebody_else(template: Render) -> None:
     objects = template("rbac.create=false", "serviceAccount.create=false", "serviceAccount.name=given")
-    assert {found["kind"] for found in objects} == {"CustomResourceDefinition", "Deployment"}
+    assert {found["kind"] for found in objects} == {"CustomResourceDefinition", "Deployment", "Lease"}
     (deployment,) = of_kind(objects, "Deployment")
     assert deployment["spec"]["template"]["spec"]["serviceAccountName"] == "given"
 
@@ -144,10 +144,10 @@ def test_an_operator_acts_only_while_it_holds_a_lease_that_it_may_touch(template
     assert role["metadata"]["namespace"] == binding["metadata"]["namespace"] == "fthsdp-system"
     assert binding["roleRef"]["name"] == role["metadata"]["name"]
     lease = {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"]}
-    assert role["rules"] == [
-        {**lease, "resourceNames": ["fthsdp-operator"], "verbs": ["get", "update"]},
-        {**lease, "verbs": ["create"]},
-    ]
+    assert role["rules"] == [{**lease, "resourceNames": ["fthsdp-operator"], "verbs": ["get", "update"]}]
+    (made,) = of_kind(objects, "Lease")
+    assert made.keys() == {"apiVersion", "kind", "metadata"}  # an upgrade leaves alone what the operator writes
+    assert (made["metadata"]["namespace"], made["metadata"]["name"]) == ("fthsdp-system", "fthsdp-operator")
 
 
 def test_without_a_lease_one_operator_runs_at_a_time(template: Render) -> None:
@@ -157,7 +157,7 @@ def test_without_a_lease_one_operator_runs_at_a_time(template: Render) -> None:
     assert deployment["spec"]["strategy"] == {"type": "Recreate", "rollingUpdate": None}
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     assert container["args"] == ["operator", "--health-port=8080"]
-    assert of_kind(objects, "Role") == of_kind(objects, "RoleBinding") == []
+    assert of_kind(objects, "Role") == of_kind(objects, "RoleBinding") == of_kind(objects, "Lease") == []
 
 
 def test_several_operators_without_a_lease_are_refused(helm: Path) -> None:
