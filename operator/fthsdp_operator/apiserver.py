@@ -29,7 +29,7 @@ from fthsdp.coordinator.messages import Exited, Status
 from fthsdp.errors import ConfigError, WireError
 from fthsdp.tls import Credentials, Tls
 from fthsdp_operator.api import API_VERSION, JOB_LABEL, KIND, PLURAL, Job, coordinator_name, format_time
-from fthsdp_operator.cluster import AlreadyExists, ClusterError, Conflict, Manifest
+from fthsdp_operator.cluster import AlreadyExists, ClusterError, Conflict, Manifest, Unanswered
 from fthsdp_operator.plan import Event
 from fthsdp_operator.render import COORDINATOR_PORT, secret_name
 
@@ -296,7 +296,7 @@ class KubernetesCluster:
             response = await self._client.call_api(*arguments, _request_timeout=timeout)
             content = await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise ClusterError(f"{what}: the API server does not answer: {error or type(error).__name__}") from error
+            raise Unanswered(f"{what}: the API server does not answer: {error or type(error).__name__}") from error
         return _answer(what, response.status, content, retry_after=_retry_after(response.headers.get("Retry-After")))
 
 

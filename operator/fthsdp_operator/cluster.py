@@ -13,7 +13,7 @@ from fthsdp.errors import FthsdpError
 from fthsdp_operator.api import Job
 from fthsdp_operator.plan import Event
 
-__all__ = ["AlreadyExists", "Cluster", "ClusterError", "Conflict", "Manifest"]
+__all__ = ["AlreadyExists", "Cluster", "ClusterError", "Conflict", "Manifest", "Unanswered"]
 
 Manifest = dict[str, Any]
 
@@ -25,6 +25,10 @@ class ClusterError(FthsdpError):
         """``retry_after``: seconds for which it does not want to be asked again."""
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class Unanswered(ClusterError):
+    """Nobody answered, or not in time."""
 
 
 class Conflict(ClusterError):

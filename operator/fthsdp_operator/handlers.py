@@ -112,7 +112,6 @@ async def run(
     With a lease it acts only while it holds that, and the process ends when it is lost.
     """
     async with _connected(access, coordinator_image) as cluster:
-        await cluster.check()
         if lease is None:
             await _operate(cluster, access, namespaces, health_port)
             return
@@ -162,6 +161,7 @@ async def _operate(
     cluster: KubernetesCluster, access: Access, namespaces: Sequence[str], health_port: int | None
 ) -> None:
     """Watch and reconcile until a signal comes; nothing of it acts any more when this returns."""
+    await cluster.check()
     reconciler = Reconciler(cluster)
     workers = [asyncio.create_task(reconciler.work()) for _ in range(WORKERS)]
     try:

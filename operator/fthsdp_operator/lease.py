@@ -31,7 +31,7 @@ from datetime import UTC, datetime
 from typing import Any, NoReturn, Protocol
 
 from fthsdp.errors import ConfigError
-from fthsdp_operator.cluster import AlreadyExists, ClusterError, Conflict, Manifest
+from fthsdp_operator.cluster import AlreadyExists, ClusterError, Conflict, Manifest, Unanswered
 
 __all__ = [
     "LEASE_DURATION",
@@ -196,7 +196,10 @@ class Leadership:
         return left
 
     async def acquire(self) -> None:
-        """Wait until the lease is ours; raises ConfigError when the first look at it shows that it cannot be had."""
+        """Wait until the lease is ours, also for an API server that does not answer.
+
+        Raises ConfigError when the first look at it is refused.
+        """
         seen = None
         while not await self._attempt(first=seen is None):
             if self._election.holder != seen:
@@ -211,7 +214,7 @@ class Leadership:
         except (Conflict, AlreadyExists):
             return False  # somebody else was faster
         except (ClusterError, TimeoutError) as error:
-            if first:
+            if first and not isinstance(error, Unanswered | TimeoutError):
                 raise ConfigError(f"the lease {self._place} cannot be had: {_words(error)}") from error
             log.warning("the lease %s: %s", self._place, _words(error))
             return False

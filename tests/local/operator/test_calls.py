@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from fthsdp_operator.apiserver import Access, KubernetesCluster
-from fthsdp_operator.cluster import AlreadyExists, ClusterError, Conflict, Manifest
+from fthsdp_operator.cluster import AlreadyExists, ClusterError, Conflict, Manifest, Unanswered
 
 pytestmark = pytest.mark.local
 
@@ -93,7 +93,7 @@ async def silence(request: web.Request) -> web.Response:
         (status(503, "ServiceUnavailable", Retry_After="soon"), ClusterError, "503", 0),
         (status(500, "InternalError"), ClusterError, "500 InternalError: said the server", 0),
         (page, ClusterError, "502 : <html>Bad Gateway</html>", 0),
-        (reset, ClusterError, "the API server does not answer: ", 0),
+        (reset, Unanswered, "the API server does not answer: ", 0),
     ],
 )
 def test_an_answer_that_is_no_success_is_an_error_in_its_words(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.unit.operator.virtual import run
 
 from fthsdp.errors import ConfigError
-from fthsdp_operator.cluster import AlreadyExists, ClusterError, Conflict, Manifest
+from fthsdp_operator.cluster import AlreadyExists, ClusterError, Conflict, Manifest, Unanswered
 from fthsdp_operator.lease import LEASE_DURATION, RENEW_DEADLINE, RETRY_PERIOD, Election, Leadership, Place
 
 PLACE = Place(namespace="system", name="operator")
@@ -314,6 +314,18 @@ def test_two_that_start_together_agree() -> None:
         await asyncio.sleep(60)
         assert sum(operator.acts for operator in operators) == 1
         assert not any(operator.why for operator in operators)
+
+    run(story())
+
+
+def test_an_api_server_that_is_away_at_the_start_is_waited_for() -> None:
+    async def story() -> None:
+        operator = Operator(Server(), "a")
+        operator.line.refused = Unanswered("connection refused")
+        await asyncio.sleep(60)
+        assert not operator.why
+        operator.line.refused = None
+        await until(lambda: operator.acts, within=RETRY_PERIOD + 1)
 
     run(story())
 
