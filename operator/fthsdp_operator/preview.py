@@ -90,7 +90,9 @@ def preview(objects: Sequence[Manifest], now: float, *, coordinator_image: str, 
     if len(jobs) != 1:
         raise ConfigError(f"there are {len(jobs)} objects of kind {KIND}: give one")
     job = parse_job(jobs[0])
-    expected = {(it["kind"], it["metadata"]["name"]): it for it in render.support(job, key=_KEY)}
+    expected: dict[tuple[str, str], Manifest] = {
+        (it["kind"], it["metadata"]["name"]): it for it in render.support(job, key=_KEY)
+    }
     there = {(it["kind"], it["metadata"]["name"]): it for it in objects if it["kind"] not in (KIND, "Pod")}
     _check_kinds(there, expected)
     known = job.status.observed_generation is not None
@@ -168,8 +170,11 @@ def _changes(before: JobStatus, after: JobStatus) -> Iterator[str]:
         leaves = list(_leaves(_dump(known) if known else {}, _dump(entry)))
         if leaves:
             yield f"replica {entry.index}: {', '.join(leaves)}"
-    rest = ({k: v for k, v in it.dump().items() if k not in _LISTS} for it in (before, after))
-    yield from _leaves(*rest)
+    old_fields, new_fields = before.dump(), after.dump()
+    for listed in _LISTS:
+        old_fields.pop(listed, None)
+        new_fields.pop(listed, None)
+    yield from _leaves(old_fields, new_fields)
 
 
 def _dump(entry: ReplicaStatus) -> dict[str, Any]:
