@@ -53,7 +53,13 @@ def _random_spec(random: Random) -> dict[str, Any]:
         "spares": random.choice([0, 0, 0, 1]),
         "podsPerReplica": random.choice([1, 2, 2, 3]),
         "template": {"spec": {"containers": [{"name": "main", "image": "x", "command": ["train"]}]}},
-        "failurePolicy": {"perReplica": budget, "backoff": backoff},
+        "failurePolicy": {
+            "perReplica": budget,
+            "backoff": backoff,
+            "onExhausted": random.choice(["AbandonReplica", "FailJob"]),
+            "simultaneousFraction": random.choice([0, 0.5, 1, 1]),
+            **random.choice([{}, {}, {"job": {"limit": random.choice([0, 3, 10]), "windowSeconds": 600}}]),
+        },
         **random.choice([{}, {}, {"ttlSecondsAfterFinished": random.choice([0, 100])}]),
     }
 

@@ -148,7 +148,8 @@ class Still:
         known, gone = self._observed.coordinator, action.message
         if known is not None:
             left = (it for it in known.replicas if it.replica != gone.replica or it.attempt > gone.attempt)
-            heard = known.model_copy(update={"replicas": tuple(left)})
+            abandoned = {*known.abandoned, gone.replica} if gone.final else known.abandoned
+            heard = known.model_copy(update={"replicas": tuple(left), "abandoned": tuple(sorted(abandoned))})
             self._observed = replace(self._observed, coordinator=heard)
 
 

@@ -84,6 +84,7 @@ class Coordinator:
         self.groups = self.replicas + settings["spares"]
         self.ledger = ledger
         self.finished = False
+        self._abandoned: set[int] = set()
         self._training = training
         self._world = training.world
         self._began = self._world.now
@@ -120,6 +121,7 @@ class Coordinator:
             loss=2.0,
             replicas=members,
             verdicts=tuple(heard),
+            abandoned=tuple(sorted(self._abandoned)),
         )
 
     def _role(self, replica: int) -> Role:
@@ -139,6 +141,7 @@ class Coordinator:
         if known is not None:
             self.lose(replica, known.attempt, Cause.REPLACED)
         self._give_up(replica, attempt - 1)
+        self._abandoned.discard(replica)
         self.peers[replica] = Peer(attempt)
         return True
 
@@ -154,6 +157,8 @@ class Coordinator:
         if peer is not None and peer.attempt <= message.attempt:
             self.lose(message.replica, peer.attempt, Cause.EXITED)
         self._give_up(message.replica, message.attempt)
+        if message.final and (peer is None or peer.attempt <= message.attempt):
+            self._abandoned.add(message.replica)
 
     def lose(self, replica: int, attempt: int, cause: Cause) -> None:
         """Take somebody out for good, who is refused from now on."""
