@@ -11,7 +11,7 @@ READY := $(VENV)/.ready
 CRD := crds/fthsdpjobs.yaml
 DEMO := runs/demo
 
-.PHONY: setup help demo test test-processes test-cluster lint unit e2e soak bench bench-quick generate clean
+.PHONY: setup help demo test test-processes test-cluster lint unit e2e soak soak-protocol soak-operator bench bench-quick generate clean
 
 setup: $(READY)
 
@@ -51,9 +51,15 @@ unit: setup
 e2e: setup
 	$(PYTHON) -m pytest tests/cluster
 
-# The exploration of tests/simulation, for as long as told: make soak SECONDS=600
+# The explorations of tests/simulation, side by side, for as long as told: make soak SECONDS=600
 soak: setup
+	$(MAKE) --no-print-directory --jobs 2 soak-protocol soak-operator
+
+soak-protocol: setup
 	$(PYTHON) -m tests.simulation.soak --seconds $(or $(SECONDS),3600)
+
+soak-operator: setup
+	$(PYTHON) -m tests.simulation.operator --seconds $(or $(SECONDS),3600)
 
 # 35 minutes, on a machine that has nothing else to do. Quick: the same rows in five to six minutes.
 bench: setup

@@ -142,7 +142,7 @@ def _running(job: Job, observed: Observed, now: float) -> Plan:
     entries = _taken_back(job, [_entry_now(job, observed, index) for index in range(job.spec.groups)])
     over = _run_is_over(observed) or any(entry.state is ReplicaState.FINISHED for entry in entries)
     groups = _groups(job, observed, entries, now, over=over)
-    removed = [_removed(observed, entry) for entry in job.status.replica_statuses if entry.index >= job.spec.groups]
+    removed = list(_surplus(job, observed, groups, now))
     everything = tuple(group.entry for group in (*groups, *removed))
     hopeless = next((group.give_up for group in groups if group.give_up is not None), None)
     if hopeless is not None:
@@ -234,6 +234,8 @@ def _entry_now(job: Job, observed: Observed, index: int) -> ReplicaStatus:
     entry = entry.model_copy(update={"last_failure": policy.with_exit_code(entry.last_failure, observed)})
     if entry.state in (ReplicaState.SUSPENDED, ReplicaState.REMOVED):
         return _anew(entry)
+    if entry.state is ReplicaState.FINISHED and _waits_for_others(observed):
+        return entry.model_copy(update={"state": ReplicaState.STARTING})
     if entry.state not in _OUT and _finished(job, observed, entry):
         return entry.model_copy(update={"state": ReplicaState.FINISHED})
     return entry
@@ -260,10 +262,20 @@ def _taken_back(job: Job, entries: list[ReplicaStatus]) -> list[ReplicaStatus]:
 
 
 def _finished(job: Job, observed: Observed, entry: ReplicaStatus) -> bool:
-    """All pods exited with 0. A replica that was asked to leave does so too, but one of its pods is being deleted."""
+    """All pods exited with 0. A replica that was asked to leave does so too, but one of its pods is being deleted.
+
+    A script that ends with 0 while nobody can train, or before anybody did, is not at the end of the run.
+    """
     pods = observed.group(entry.index, entry.attempt)
     good = [pod for pod in pods if pod.phase == "Succeeded" and pod.deleted is None]
-    return len(good) == job.spec.pods_per_replica
+    if len(good) < job.spec.pods_per_replica:
+        return False
+    return _run_is_over(observed) or (_step(job, observed) > 0 and not _waits_for_others(observed))
+
+
+def _waits_for_others(observed: Observed) -> bool:
+    """The coordinator waits until enough replicas are back: somebody is missing who ended too early."""
+    return observed.coordinator is not None and observed.coordinator.paused and not observed.coordinator.finished
 
 
 def _groups(job: Job, observed: Observed, entries: list[ReplicaStatus], now: float, *, over: bool) -> list[_Group]:
@@ -302,23 +314,34 @@ def _group(job: Job, observed: Observed, entry: ReplicaStatus, now: float, *, ov
     """A replica that has not failed now."""
     older = (pod for pod in observed.trainers if pod.replica == entry.index and pod.attempt < entry.attempt)
     stale = _delete(older, f"attempt {entry.attempt} has taken its place")
-    if entry.state in _ENDED:
-        return _Group(entry=entry, actions=stale)
-    if entry.state is ReplicaState.ABANDONED:
-        return _Group(entry=entry, actions=(*stale, *_delete(_not_over(observed, entry), "its replica is abandoned")))
+    if entry.state in _OUT:
+        return _Group(entry=entry, actions=(*stale, *_useless(observed, entry)))
     if over and entry.state in _WAITING:
         return _Group(entry=entry.model_copy(update={"state": ReplicaState.FAILED, "next_restart_time": None}))
-    if _too_late(observed, now):
-        useless = _delete(observed.group(entry.index, entry.attempt), "the run is over")
-        return _Group(entry=entry.model_copy(update={"state": ReplicaState.FAILED}), actions=(*stale, *useless))
+    if _too_late(observed, entry, now, over=over):
+        late = entry.model_copy(update={"state": ReplicaState.FAILED})
+        return _Group(entry=late, actions=(*stale, *_useless(observed, late)))
     if entry.next_restart_time is not None and entry.next_restart_time > now:
         return _Group(entry=entry, actions=stale, wake_at=entry.next_restart_time)
     return _growing(job, observed, entry, stale, now)
 
 
-def _too_late(observed: Observed, now: float) -> bool:
-    """The coordinator left when all members had finished or were dead: who still runs is frozen, or came too late."""
+def _useless(observed: Observed, entry: ReplicaStatus) -> tuple[Delete, ...]:
+    """Stop what a replica that is not started again has left, at every look: the first one may not live to do it."""
+    if entry.state not in (ReplicaState.FAILED, ReplicaState.ABANDONED):
+        return ()
+    why = "its replica is abandoned" if entry.state is ReplicaState.ABANDONED else "the run is over"
+    return _delete((pod for pod in observed.group(entry.index, entry.attempt) if not pod.over), why)
+
+
+def _too_late(observed: Observed, entry: ReplicaStatus, now: float, *, over: bool) -> bool:
+    """The coordinator left when all members had finished or were dead: who still runs is frozen, or came too late.
+
+    Once the run is over, a coordinator that is gone is not replaced: who was not a member by then waits for nobody.
+    """
     pod = observed.coordinator_pod
+    if pod is None and over:
+        return entry.state in (ReplicaState.STARTING, ReplicaState.CATCHING_UP)
     if pod is None or pod.phase != "Succeeded" or pod.exit is None or pod.exit.time is None:
         return False
     return now >= pod.exit.time + STRAGGLER_GRACE
@@ -391,8 +414,7 @@ def _failed(
     if over:
         gone = entry.model_copy(update={"state": ReplicaState.FAILED})
         told = _told(job, observed, entry, failure, now)
-        dead = _delete(observed.group(entry.index, entry.attempt), "its replica failed when the run was over")
-        return _Group(entry=gone, actions=(*told, *dead))
+        return _Group(entry=gone, actions=(*told, *_useless(observed, gone)))
     verdict = policy.judge(job, entry, others, now, trained=_step(job, observed) > 0)
     if verdict.action is RuleAction.FAIL_JOB:
         return _Group(entry=entry, give_up=verdict)
@@ -423,12 +445,7 @@ def _abandoned(
     )
     told = _told(job, observed, entry, failure, now, final=True)
     event = Event(warning=True, reason="ReplicaAbandoned", message=f"{verdict.message}; the others train on")
-    left = _delete(_not_over(observed, entry), "its replica is abandoned")
-    return _Group(entry=after, actions=(*told, *left), events=(event,))
-
-
-def _not_over(observed: Observed, entry: ReplicaStatus) -> list[PodView]:
-    return [pod for pod in observed.group(entry.index, entry.attempt) if not pod.over]
+    return _Group(entry=after, actions=(*told, *_useless(observed, after)), events=(event,))
 
 
 def _restarted(
@@ -467,6 +484,21 @@ def _restart_event(entry: ReplicaStatus, failure: Failure, now: float) -> Event:
     cost = ", at no cost" if failure.action is RuleAction.RESTART_REPLICA_FREE else ""
     line = f"{_failure_line(entry.index, failure)}{detail}; attempt {entry.attempt} starts {when}{cost}"
     return Event(warning=True, reason="ReplicaFailed", message=line)
+
+
+def _surplus(job: Job, observed: Observed, groups: Iterable[_Group], now: float) -> Iterator[_Group]:
+    """Replicas beyond spec.replicas are taken away, but for those without which fewer than minReplicas would train.
+
+    They stay until enough of the others are back: with the last that trains, the training state would be gone.
+    """
+    needed = job.spec.min_replicas - sum(group.entry.state in (*_READY, ReplicaState.FINISHED) for group in groups)
+    for entry in (entry for entry in job.status.replica_statuses if entry.index >= job.spec.groups):
+        trains = entry.state in _READY and policy.failure_of(job, observed, entry, now, complete=True) is None
+        if trains and needed > 0:
+            needed -= 1
+            yield _Group(entry=entry)
+        else:
+            yield _removed(observed, entry)
 
 
 def _removed(observed: Observed, entry: ReplicaStatus) -> _Group:

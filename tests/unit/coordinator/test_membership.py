@@ -269,6 +269,8 @@ def test_a_replica_that_was_given_up_may_come_back_under_a_new_attempt_and_is_wa
     job.hello(1, attempt=1)
     assert job.core.abandoned == ()
     assert not job.stored
+    job.gives_up(1, attempt=0)  # said again, by somebody who is late
+    assert job.core.abandoned == ()
     job.hello(0)
     assert installed(job, 0).active == (0, 1)
 

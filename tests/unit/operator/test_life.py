@@ -175,6 +175,24 @@ def test_a_replica_still_on_its_way_back_at_the_end_holds_nobody_up() -> None:
     asyncio.run(story())
 
 
+def test_who_comes_back_after_the_end_to_a_coordinator_that_is_gone_holds_nobody_up() -> None:
+    async def story() -> None:
+        world = World()
+        await world.train()
+        world.exits("r2-a0-0", 1)
+        await world.settle()
+        world.kubelets_start_everything()
+        for name in ("r0-a0-0", "r0-a0-1", "r1-a0-0", "r1-a0-1", COORDINATOR):
+            world.exits(name, 0)
+        world.coordinator = None
+        world.vanish(COORDINATOR)  # its pod is cleaned up with its node
+        await world.settle()
+        assert world.job.status.state is JobState.COMPLETE
+        assert not [name for name in world.pods if name.startswith("r2-")]
+
+    asyncio.run(story())
+
+
 @pytest.mark.parametrize("end", ["complete", "failed"])
 def test_an_end_is_never_left_again(end: str) -> None:
     async def story() -> None:
@@ -296,6 +314,43 @@ def test_scaling_down_lets_the_highest_leave_before_the_coordinator_changes() ->
         await world.settle()
         assert "deletionTimestamp" in world.pod(COORDINATOR)["metadata"]
         assert (world.job.status.ready, world.job.status.state) == ("2/2", JobState.RUNNING)
+
+    asyncio.run(story())
+
+
+def test_scaling_down_waits_for_as_many_to_train_as_minreplicas_says() -> None:
+    """Else the last replicas that have the training state would go, while the others have still to get it from them."""
+
+    async def story() -> None:
+        world = World()
+        await world.train()
+        world.exits("r0-a0-0", 1)
+        world.exits("r1-a0-0", 134)
+        world.user_changes(replicas=2)
+        await world.settle()
+        assert {"r2-a0-0", "r2-a0-1"} <= world.pods.keys()
+        world.kubelets_start_everything()
+        await world.settle()
+        assert {"r2-a0-0", "r2-a0-1"} <= world.pods.keys()
+        world.everybody_trains()
+        await world.settle()
+        assert sorted(world.pods) == ["r0-a1-0", "r0-a1-1", "r1-a1-0", "r1-a1-1"]
+        assert {told.replica for told in world.told} == {0, 1}  # it leaves at a step boundary by itself
+
+    asyncio.run(story())
+
+
+def test_who_is_needed_although_it_was_scaled_away_goes_when_it_fails() -> None:
+    async def story() -> None:
+        world = World()
+        await world.train()
+        world.exits("r0-a0-0", 1)
+        world.user_changes(replicas=2)
+        await world.settle()
+        assert {"r2-a0-0", "r2-a0-1"} <= world.pods.keys()
+        world.exits("r2-a0-0", 1)
+        await world.settle()
+        assert sorted(world.pods) == ["r0-a1-0", "r0-a1-1", "r1-a0-0", "r1-a0-1"]
 
     asyncio.run(story())
 

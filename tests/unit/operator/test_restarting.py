@@ -190,6 +190,45 @@ def test_a_replica_that_was_asked_to_leave_exits_with_0_and_is_restarted() -> No
     asyncio.run(story())
 
 
+def test_a_script_that_ends_with_0_before_anybody_trains_is_started_again() -> None:
+    async def story() -> None:
+        world = World()
+        await world.settle()
+        world.kubelets_start_everything()
+        world.exits("r2-a0-0", 0)
+        world.exits("r2-a0-1", 0)
+        await world.settle()
+        assert world.pods.keys() == {f"r{replica}-a0-{index}" for replica in range(3) for index in range(2)}
+        world.now += 61
+        await world.settle()
+        assert {"r2-a1-0", "r2-a1-1"} <= world.pods.keys()
+        assert (failure(world).reason, failure(world).exit_code) == ("ExitedEarly", 0)
+
+    asyncio.run(story())
+
+
+def test_a_script_that_ends_with_0_while_the_others_wait_for_it_is_started_again() -> None:
+    async def story() -> None:
+        world = World()
+        await world.train()
+        world.exits("r2-a0-0", 0)
+        world.exits("r2-a0-1", 0)
+        await world.settle()
+        entry = world.job.status.replica(2)
+        assert entry is not None
+        assert entry.state is ReplicaState.FINISHED  # as far as anybody can know
+        world.everybody_trains()
+        assert world.coordinator is not None
+        world.coordinator = world.coordinator.model_copy(update={"paused": True})
+        await world.settle()
+        world.now += 61
+        await world.settle()
+        assert {"r2-a1-0", "r2-a1-1"} <= world.pods.keys()
+        assert failure(world).reason == "ExitedEarly"
+
+    asyncio.run(story())
+
+
 def test_pods_that_are_not_there_yet_are_created_and_cost_nothing() -> None:
     async def story() -> None:
         world = World()

@@ -59,6 +59,13 @@ def finish(world: World) -> None:
     world.exits("llama-coordinator", 0)
 
 
+def crash_at_the_end(world: World) -> None:
+    """Its replica is not started again, and the job is complete only when the other pod of it is stopped too."""
+    for name in ("r0-a0-0", "r0-a0-1", "r1-a0-0", "r1-a0-1"):
+        world.exits(name, 0)
+    world.exits("r2-a0-0", 1)
+
+
 def give_up(world: World) -> None:
     world.user_changes(failurePolicy={"perReplica": {"limit": 0}, "onExhausted": "FailJob"})
     world.exits("r2-a0-0", 1)
@@ -96,6 +103,7 @@ STORIES: list[Step] = [
     scale_up,
     scale_down,
     finish,
+    crash_at_the_end,
     give_up,
     abandon,
     abandon_one_and_restart_another,

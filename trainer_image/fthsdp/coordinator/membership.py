@@ -258,7 +258,7 @@ class Membership:
         if peer is not None and peer.attempt <= event.attempt:
             self._lose(peer, Cause.EXITED, event.reason, detected=event.detected)
         self._facts.give_up(event.replica, event.attempt)
-        if event.final:
+        if event.final and (peer is None or peer.attempt <= event.attempt):
             self._facts.abandoned.add(event.replica)
 
     # --- evidence ---------------------------------------------------------------------------------------------------

@@ -1,0 +1,247 @@
+"""The operator with one rule broken: each of these has to be noticed, else the checks are worth nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fthsdp_operator import execute, policy
+from fthsdp_operator import plan as rules
+from fthsdp_operator.api import Job, JobStatus, ReplicaState, ReplicaStatus
+from fthsdp_operator.cluster import Cluster, Conflict
+from fthsdp_operator.observe import Observed, PodView
+from fthsdp_operator.plan import Create, Delete, Plan
+
+__all__ = ["BUGS", "Bug"]
+
+Patch = pytest.MonkeyPatch
+Bug = Callable[[Patch], None]
+
+
+def acts_before_the_status_is_written(patch: Patch) -> None:
+    """Pods of the new attempt are there before its number is."""
+    write, act = execute._write_status, execute._act
+
+    async def keep(cluster: Cluster, manifest: Mapping[str, Any], todo: Plan) -> None:
+        patch.setattr(execute, "_act", lambda *rest: act_and_write(cluster, manifest, *rest))
+
+    async def act_and_write(cluster: Cluster, manifest: Mapping[str, Any], *rest: Any) -> None:
+        await act(*rest)
+        await write(cluster, manifest, rest[2])
+
+    patch.setattr(execute, "_write_status", keep)
+
+
+def goes_on_after_a_conflict(patch: Patch) -> None:
+    """A plan is carried out although somebody else has changed the job."""
+    write = execute._write_status
+
+    async def careless(cluster: Cluster, manifest: Mapping[str, Any], todo: Plan) -> None:
+        try:
+            await write(cluster, manifest, todo)
+        except Conflict:
+            return
+
+    patch.setattr(execute, "_write_status", careless)
+
+
+def counts_a_restart_twice(patch: Patch) -> None:
+    """A restart costs two of the budget."""
+    original = rules._next_attempt
+
+    def twice(*arguments: Any) -> ReplicaStatus:
+        entry = original(*arguments)
+        times = entry.recent_restarts
+        return entry.model_copy(update={"recent_restarts": (*times, *times[-1:])})
+
+    patch.setattr(rules, "_next_attempt", twice)
+
+
+def forgets_restarts(patch: Patch) -> None:
+    """The budget counts nothing but the newest restart."""
+    patch.setattr(policy, "recent", lambda *_: ())
+
+
+def takes_a_pod_that_was_not_created_for_deleted(patch: Patch) -> None:
+    """A missing pod of a Pending replica is a failure."""
+    original = policy.failure_of
+    patch.setattr(policy, "failure_of", lambda *some, complete: original(*some, complete=True))
+
+
+def creates_deleted_pods_again(patch: Patch) -> None:
+    """A pod that somebody deleted comes back under the same attempt."""
+    original = policy.failure_of
+    patch.setattr(policy, "failure_of", lambda *some, complete: original(*some, complete=False))
+
+
+def starts_finished_replicas_again(patch: Patch) -> None:
+    """A replica that has finished is taken for one that came back."""
+    original = rules._entry_now
+
+    def entry_now(job: Job, observed: Observed, index: int) -> ReplicaStatus:
+        entry = original(job, observed, index)
+        known = job.status.replica(index)
+        if known is None or known.state is not ReplicaState.FINISHED:
+            return entry
+        return entry.model_copy(update={"state": ReplicaState.PENDING, "attempt": known.attempt + 1})
+
+    patch.setattr(rules, "_entry_now", entry_now)
+
+
+def forgets_stale_pods(patch: Patch) -> None:
+    """The pods of an attempt that failed are left alone."""
+
+    def without_deletions(original: Callable[..., Any]) -> Callable[..., Any]:
+        def decide(*arguments: Any, **options: Any) -> Any:
+            it = original(*arguments, **options)
+            return replace(it, actions=tuple(action for action in it.actions if not isinstance(action, Delete)))
+
+        return decide
+
+    patch.setattr(rules, "_failed", without_deletions(rules._failed))
+    patch.setattr(rules, "_group", without_deletions(rules._group))
+
+
+def is_not_woken_after_a_wait(patch: Patch) -> None:
+    """Nobody looks at a replica in Backoff until the next event."""
+    original = rules.plan
+    patch.setattr(rules, "plan", lambda *some: replace(original(*some), wake_at=float("inf")))
+
+
+def does_not_wait(patch: Patch) -> None:
+    """The pods of the next attempt are created at once, whatever the status says."""
+    original = rules._group
+
+    def group(job: Job, observed: Observed, entry: ReplicaStatus, *rest: Any, **options: Any) -> Any:
+        it = original(job, observed, entry, *rest, **options)
+        if it.entry.state is not ReplicaState.BACKOFF:
+            return it
+        creates = tuple(
+            Create(manifest=rules.render.training_pod(job, replica=entry.index, attempt=it.entry.attempt, index=index))
+            for index in range(job.spec.pods_per_replica)
+        )
+        return replace(it, actions=(*it.actions, *creates))
+
+    patch.setattr(rules, "_group", group)
+
+
+def scales_down_from_the_lowest(patch: Patch) -> None:
+    """The replicas that go are those with the lowest numbers."""
+    original = rules._removed
+
+    def removed(observed: Observed, entry: ReplicaStatus) -> Any:
+        lowest = [pod for pod in observed.trainers if pod.replica == 0]
+        return replace(original(observed, entry), actions=rules._delete(lowest))
+
+    patch.setattr(rules, "_removed", removed)
+
+
+def scales_down_at_once(patch: Patch) -> None:
+    """Replicas beyond spec.replicas go, though the others do not train."""
+
+    def surplus(job: Job, observed: Observed, *_: Any) -> Any:
+        return [rules._removed(observed, it) for it in job.status.replica_statuses if it.index >= job.spec.groups]
+
+    patch.setattr(rules, "_surplus", surplus)
+
+
+def restarts_all_for_one(patch: Patch) -> None:
+    """As elsewhere: when one replica fails, all are started again."""
+    original = rules._failed
+
+    def failed(job: Job, observed: Observed, *rest: Any, **options: Any) -> Any:
+        it = original(job, observed, *rest, **options)
+        return replace(it, actions=(*it.actions, *rules._delete(observed.trainers)))
+
+    patch.setattr(rules, "_failed", failed)
+
+
+def believes_old_verdicts(patch: Patch) -> None:
+    """What the coordinator said of an attempt counts for the next one too."""
+    original = policy._verdict
+
+    def verdict(job: Job, observed: Observed, entry: ReplicaStatus, now: float) -> Any:
+        said = observed.coordinator.verdicts if observed.coordinator else ()
+        attempt = max((it.attempt for it in said if it.replica == entry.index), default=entry.attempt)
+        return original(job, observed, entry.model_copy(update={"attempt": attempt}), now)
+
+    patch.setattr(policy, "_verdict", verdict)
+
+
+def tells_of_the_next_attempt(patch: Patch) -> None:
+    """The coordinator is told that the attempt is gone which is only being started."""
+    original = rules._tell
+    patch.setattr(rules, "_tell", lambda replica, attempt, *some, **how: original(replica, attempt + 1, *some, **how))
+
+
+def leaves_failed_replicas_alone(patch: Patch) -> None:
+    """What a replica has left that is not started again is stopped at the first look, or never."""
+    patch.setattr(rules, "_useless", lambda *_: ())
+
+
+def replaces_a_silent_coordinator(patch: Patch) -> None:
+    """A coordinator that does not answer is deleted."""
+    original = rules._keep_coordinator
+
+    def keep(job: Job, observed: Observed, pod: PodView, *rest: Any, **options: Any) -> Any:
+        step = original(job, observed, pod, *rest, **options)
+        return step if observed.coordinator else replace(step, actions=rules._delete([pod]))
+
+    patch.setattr(rules, "_keep_coordinator", keep)
+
+
+def leaves_the_end(patch: Patch) -> None:
+    """A job that has ended is looked at as if it had not."""
+    patch.setattr(JobStatus, "terminal", False)
+
+
+def stops_nothing_at_the_end(patch: Patch) -> None:
+    """Pods of a job that has failed run on."""
+    original = rules._after_the_end
+
+    def after(*arguments: Any) -> Plan:
+        todo = original(*arguments)
+        kept = tuple(action for action in todo.actions if isinstance(action, Delete) and action.kind != "Pod")
+        return replace(todo, actions=kept)
+
+    patch.setattr(rules, "_after_the_end", after)
+
+
+def ends_with_the_first(patch: Patch) -> None:
+    """The job is Complete as soon as one replica is, and the others are stopped in their last step."""
+    patch.setattr(rules, "_trains", lambda *_: False)
+    patch.setattr(rules, "_run_is_over", lambda observed: any(pod.phase == "Succeeded" for pod in observed.pods))
+
+
+def forgets_the_time_to_live(patch: Patch) -> None:
+    """An ended job is looked at again only when something happens to it."""
+    original = rules._after_the_end
+    patch.setattr(rules, "_after_the_end", lambda *some: replace(original(*some), wake_at=float("inf")))
+
+
+BUGS: Sequence[Bug] = (
+    acts_before_the_status_is_written,
+    goes_on_after_a_conflict,
+    counts_a_restart_twice,
+    forgets_restarts,
+    takes_a_pod_that_was_not_created_for_deleted,
+    creates_deleted_pods_again,
+    starts_finished_replicas_again,
+    forgets_stale_pods,
+    is_not_woken_after_a_wait,
+    does_not_wait,
+    scales_down_from_the_lowest,
+    scales_down_at_once,
+    restarts_all_for_one,
+    believes_old_verdicts,
+    tells_of_the_next_attempt,
+    leaves_failed_replicas_alone,
+    replaces_a_silent_coordinator,
+    leaves_the_end,
+    stops_nothing_at_the_end,
+    ends_with_the_first,
+    forgets_the_time_to_live,
+)

@@ -1,0 +1,129 @@
+"""Runs by the hundred: random jobs with random faults, each a function of its number."""
+
+from __future__ import annotations
+
+import traceback
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Any
+
+from tests.simulation.operator.checks import Violation
+from tests.simulation.operator.faults import Fault, random_faults
+from tests.simulation.operator.world import World
+
+__all__ = ["Case", "Covered", "cover", "random_case", "simplest"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One run, as data."""
+
+    number: int
+    """Seed of the job and of everything that is left to chance."""
+    faults: tuple[Fault, ...]
+    share_of_stills: float = 0.25
+
+    def run(self) -> World:
+        """Run it to its end; raises Violation."""
+        random = Random(self.number)
+        world = World(
+            self.number,
+            spec=_random_spec(random),
+            steps=random.choice([20, 100, 300]),
+            poll=random.choice([5.0, 15.0, 40.0]),
+            share_of_stills=self.share_of_stills,
+        )
+        world.run([(fault.at, fault) for fault in self.faults])
+        return world
+
+    def __str__(self) -> str:
+        told = "".join(f"\n  {fault}" for fault in self.faults) or " no faults"
+        return f"job {self.number} with{told}"
+
+
+def _random_spec(random: Random) -> dict[str, Any]:
+    replicas = random.choice([1, 2, 2, 3, 3])
+    budget = {"limit": random.choice([0, 1, 3, 5, 5, 20]), "windowSeconds": random.choice([60, 600, 3600])}
+    backoff = {"initialSeconds": random.choice([0, 5, 30]), "maxSeconds": random.choice([30, 120])}
+    return {
+        "replicas": replicas,
+        "minReplicas": random.randint(1, replicas),
+        "spares": random.choice([0, 0, 0, 1]),
+        "podsPerReplica": random.choice([1, 2, 2, 3]),
+        "template": {"spec": {"containers": [{"name": "main", "image": "x", "command": ["train"]}]}},
+        "failurePolicy": {
+            "perReplica": budget,
+            "backoff": backoff,
+            "onExhausted": random.choice(["AbandonReplica", "FailJob"]),
+            "simultaneousFraction": random.choice([0, 0.5, 1, 1]),
+            **random.choice([{}, {}, {"job": {"limit": random.choice([0, 3, 10]), "windowSeconds": 600}}]),
+        },
+        **random.choice([{}, {}, {"ttlSecondsAfterFinished": random.choice([0, 100])}]),
+    }
+
+
+def random_case(number: int) -> Case:
+    """Return a random job with random faults."""
+    random = Random(~number & 0xFFFFFFFF)
+    most, until = random.choice([1, 4, 8, 16, 24]), random.choice([20.0, 60.0, 150.0])
+    return Case(number=number, faults=tuple(random_faults(random, most=most, until=until)))
+
+
+@dataclass(slots=True)
+class Covered:
+    """How much was run."""
+
+    runs: int = 0
+    plans: int = 0
+    stills: int = 0
+    """Plans after which time stood still to see where they lead."""
+    seconds: float = 0.0
+    """Simulated."""
+    happened: Counter[str] = field(default_factory=Counter)
+    ends: Counter[str] = field(default_factory=Counter)
+    failure: str = ""
+    failed: Case | None = None
+
+    def add(self, world: World) -> None:
+        """Count a run."""
+        self.runs += 1
+        self.plans += world.checks.plans
+        self.stills += world.checks.stills
+        self.seconds += world.loop.time()
+        self.happened.update(world.happened)
+        self.ends.update(world.ends)
+
+    def __str__(self) -> str:
+        ends = ", ".join(f"{number:,} {name}" for name, number in self.ends.most_common())
+        return (
+            f"{self.runs:,} jobs over {self.seconds / 3600:,.1f} hours, {sum(self.happened.values()):,} faults"
+            f" of {len(self.happened)} kinds, {self.plans:,} plans, {self.stills:,} cut short at every point ({ends})"
+        )
+
+
+def cover(cases: Iterable[Case]) -> Covered:
+    """Run these, until one fails."""
+    covered = Covered()
+    for case in cases:
+        try:
+            covered.add(case.run())
+        except Violation as violation:
+            covered.failed, covered.failure = case, f"{case}\n{violation}"
+            break
+        except Exception:
+            covered.failed, covered.failure = case, f"{case}\n{traceback.format_exc()}"
+            break
+    return covered
+
+
+def simplest(case: Case) -> Case:
+    """Leave out of a case that fails what it fails without; the counterexample is easier to read then."""
+    smaller = next((fewer for fewer in _with_one_fault_less(case) if cover([fewer]).failed), None)
+    return case if smaller is None else simplest(smaller)
+
+
+def _with_one_fault_less(case: Case) -> Iterator[Case]:
+    for left_out in range(len(case.faults)):
+        yield replace(case, faults=(*case.faults[:left_out], *case.faults[left_out + 1 :]))

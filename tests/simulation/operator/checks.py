@@ -1,0 +1,336 @@
+"""What must hold in every run, whatever happens in it; each violation says what was seen, and what came before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from tests.simulation.operator import still
+from tests.simulation.operator.server import name_of, uid_of
+
+from fthsdp.coordinator.messages import Exited, Role
+from fthsdp_operator import plan as rules
+from fthsdp_operator.api import (
+    ATTEMPT_LABEL,
+    CONFIG_ANNOTATION,
+    JOB_UID_LABEL,
+    KIND,
+    REPLICA_LABEL,
+    Job,
+    JobState,
+    JobStatus,
+    ReplicaState,
+    ReplicaStatus,
+    parse_job,
+)
+from fthsdp_operator.cluster import Manifest
+from fthsdp_operator.observe import Observed
+from fthsdp_operator.plan import Delete, Plan
+from fthsdp_operator.render import coordinator_config
+
+if TYPE_CHECKING:
+    from tests.simulation.operator.operators import Operator
+    from tests.simulation.operator.world import World
+
+__all__ = ["Checks", "Violation"]
+
+TOLD = 100
+"""Lines of the story that a counterexample shows."""
+SAME = 0.01
+"""Seconds by which times may differ that mean the same: in a status they have milliseconds."""
+BUSY = 250
+"""Looks of one operator within SOON that are no longer explained by what happens."""
+SOON = 10.0
+"""Seconds."""
+_TERMINAL = (JobState.COMPLETE, JobState.FAILED)
+_ENDED = (ReplicaState.FINISHED, ReplicaState.FAILED)
+_TRAIN = (ReplicaState.ACTIVE, ReplicaState.SPARE, ReplicaState.FINISHED)
+_AWAY = (ReplicaState.SUSPENDED, ReplicaState.REMOVED, ReplicaState.ABANDONED)
+
+
+class Violation(AssertionError):
+    """Something that must never happen."""
+
+
+class Checks:
+    """Looks at every plan and at everything that an operator does."""
+
+    def __init__(self, world: World, *, share_of_stills: float) -> None:
+        """``share_of_stills``: the share of plans after which time stands still, to see where they lead."""
+        self._world = world
+        self._share = share_of_stills
+        self._seen_whole: set[tuple[str, int, int]] = set()
+        """Attempts all of whose pods were seen, by the job's UID."""
+        self._created: set[tuple[str, str]] = set()
+        self.violation: Violation | None = None
+        self.plans = 0
+        self.stills = 0
+
+    def fail(self, text: str) -> None:
+        """Report a violation."""
+        story = "\n".join(self._world.history[-TOLD:])
+        when = f"at {self._world.loop.time():.2f} s of seed {self._world.seed}"
+        self.violation = self.violation or Violation(f"{text}\n{when}; before that:\n{story}")
+        raise self.violation
+
+    # --- plans --------------------------------------------------------------------------------------------------------
+
+    def planned(self, operator: Operator, job: Job, observed: Observed, now: float, todo: Plan) -> None:
+        """An operator has made a plan."""
+        self.plans += 1
+        operator.job, operator.todo = job, todo
+        operator.saw, operator.knows_whole = frozenset(pod.uid for pod in observed.pods), frozenset(self._seen_whole)
+        self._rests(operator)
+        self._wakes_in_time(job, now, todo)
+        self._holds_the_minimum(job, observed, todo)
+        there = self._world.server.get(KIND, job.name)
+        if there is None or there["metadata"]["resourceVersion"] != job.metadata.resource_version:
+            return  # its status comes too late, and then nothing is done
+        if self._world.random.random() < self._share * (1.0 if todo.actions else 0.1):
+            self.stills += 1
+            complaint = still.complaint(job, observed, now, self._world.random)
+            if complaint:
+                self.fail(complaint)
+
+    def _rests(self, operator: Operator) -> None:
+        """Nobody looks at a job again and again with nothing to show for it."""
+        operator.looks = [time for time in operator.looks if time > self._world.now - SOON] + [self._world.now]
+        if len(operator.looks) > BUSY:
+            self.fail(f"{operator.name} has looked at the job {len(operator.looks)} times in {SOON:g} s")
+
+    def _wakes_in_time(self, job: Job, now: float, todo: Plan) -> None:
+        """Whatever is due later is woken for, even if no event ever comes again."""
+        if job.metadata.deletion_timestamp is not None:
+            return
+        due = [entry.next_restart_time for entry in todo.status.replica_statuses if entry.next_restart_time is not None]
+        ttl, end = job.spec.ttl_seconds_after_finished, todo.status.completion_time
+        if job.status.terminal:
+            due = [end + ttl] if ttl is not None and end is not None else []
+        elif not job.spec.suspend and not todo.status.terminal:
+            due.append(now + rules.POLL)
+        missed = [time for time in due if now < time < todo.wake_at - SAME]
+        if missed:
+            wake = f"wake_at is {todo.wake_at - now:.1f} s"
+            self.fail(f"nobody is woken for what is due in {min(missed) - now:.1f} s: {wake}")
+
+    def _holds_the_minimum(self, job: Job, observed: Observed, todo: Plan) -> None:
+        """Who trains is not taken away while fewer than minReplicas would be left, as far as anybody can know."""
+        if job.spec.suspend or todo.status.terminal or observed.coordinator is None or observed.coordinator.finished:
+            return
+        deleted = {action.uid for action in todo.actions if isinstance(action, Delete)}
+        going = {(pod.replica, pod.attempt) for pod in observed.trainers if pod.uid in deleted and pod.replica >= 0}
+        active = {(it.replica, it.attempt) for it in observed.coordinator.replicas if it.role is Role.ACTIVE}
+        healthy = {who for who in going & active if not self._world.blamed(job.metadata.uid, who)}
+        left = [it for it in todo.status.replica_statuses if it.state in _TRAIN and it.index < job.spec.groups]
+        if healthy and len(left) < job.spec.min_replicas <= len(left) + len(healthy):
+            self.fail(
+                f"the replicas and attempts {sorted(healthy)} are taken away, and {len(left)} replicas are left that"
+                f" train: minReplicas is {job.spec.min_replicas}"
+            )
+
+    # --- the status ---------------------------------------------------------------------------------------------------
+
+    def writes_status(self, operator: Operator, before: Manifest, after: Manifest) -> None:
+        """An operator has written a status."""
+        old = JobStatus.model_validate(before.get("status") or {})
+        new = JobStatus.model_validate(after["status"])
+        self._note_status(operator, old, new)
+        self._stays_ended(old, new)
+        for entry in new.replica_statuses:
+            known = old.replica(entry.index)
+            if known is not None:
+                self._next_attempt(parse_job(after), known, entry)
+            if entry.state not in (ReplicaState.PENDING, ReplicaState.BACKOFF, *_AWAY):
+                self._seen_whole.add((uid_of(after), entry.index, entry.attempt))
+        if new.state in _TERMINAL and old.state not in _TERMINAL:
+            self._ends_for_a_reason(new)
+
+    def _note_status(self, operator: Operator, old: JobStatus, new: JobStatus) -> None:
+        changed = [entry for entry in new.replica_statuses if old.replica(entry.index) != entry]
+        told = ", ".join(f"r{entry.index} {entry.state} a{entry.attempt}" for entry in changed)
+        if told or old.state is not new.state:
+            self._world.note(f"{operator.name} writes {new.state} {new.ready}: {told}")
+
+    def _stays_ended(self, old: JobStatus, new: JobStatus) -> None:
+        """Complete and Failed are never left again."""
+        if old.state in _TERMINAL and (new.state, new.completion_time) != (old.state, old.completion_time):
+            self.fail(f"a job that was {old.state} becomes {new.state}")
+
+    def _next_attempt(self, job: Job, old: ReplicaStatus, new: ReplicaStatus) -> None:
+        """Attempts grow one by one; each was paid for once, and something had happened to the one before."""
+        attempts, restarts = new.attempt - old.attempt, new.restarts - old.restarts
+        what = f"replica {new.index} goes from attempt {old.attempt} ({old.state}) to {new.attempt} ({new.state})"
+        if attempts not in (0, 1):
+            self.fail(f"{what}: attempts grow one by one")
+        if attempts == 0:
+            if restarts or len(new.recent_restarts) > len(old.recent_restarts):
+                self.fail(f"{what}: a restart is counted without a new attempt")
+            early = old.state is ReplicaState.FINISHED and self._world.gave_up
+            if old.state in _ENDED and new.state not in (*_ENDED, ReplicaState.REMOVED) and not early:
+                self.fail(f"{what}: it had ended")
+            return
+        if old.state in _ENDED and not (old.state is ReplicaState.FINISHED and self._world.gave_up):
+            self.fail(f"{what}: it had ended, and is started again")
+        if old.state in _AWAY:
+            if restarts:
+                self.fail(f"{what}: coming back costs a restart")
+            return
+        self._is_paid_for(job, old, new, what)
+        if not self._world.blamed(job.metadata.uid, (old.index, old.attempt)):
+            self.fail(f"{what}: nothing had happened to it")
+
+    def _is_paid_for(self, job: Job, old: ReplicaStatus, new: ReplicaStatus, what: str) -> None:
+        """A restart is counted once, and there are never more within the window than the budget allows."""
+        budget = job.spec.failure_policy.per_replica
+        if new.restarts != old.restarts + 1 or len(new.recent_restarts) > len(old.recent_restarts) + 1:
+            self.fail(f"{what}: restarts go from {old.restarts} to {new.restarts}, recent {len(new.recent_restarts)}")
+        newest = max(new.recent_restarts, default=0.0)
+        recent = [time for time in new.recent_restarts if newest - time < budget.window_seconds]
+        if len(recent) > budget.limit:
+            self.fail(f"{what}: {len(recent)} restarts within {budget.window_seconds} s, the limit is {budget.limit}")
+        forgotten = set(old.recent_restarts) - set(new.recent_restarts)
+        if any(newest - time < budget.window_seconds - SAME for time in forgotten) and newest in new.recent_restarts:
+            self.fail(f"{what}: restarts within the window are forgotten")
+
+    def _ends_for_a_reason(self, new: JobStatus) -> None:
+        ending = next((it for it in new.conditions if it.type == str(new.state) and it.status == "True"), None)
+        if ending is None or not ending.reason or not ending.message:
+            self.fail(f"the job is {new.state} and does not say why")
+        if new.state is JobState.COMPLETE and not self._world.training.over and not self._world.gave_up:
+            self.fail(f"the job is Complete after {self._world.training.step} of {self._world.training.steps} steps")
+        if new.state is JobState.FAILED and not self._world.any_blamed():
+            self.fail("the job is Failed, and nothing had happened to any replica")
+
+    # --- what is created ----------------------------------------------------------------------------------------------
+
+    def creates(self, operator: Operator, manifest: Mapping[str, Any]) -> None:
+        """An operator is about to create an object."""
+        job, todo = operator.job, operator.todo
+        assert job is not None
+        assert todo is not None
+        name = manifest["metadata"]["name"]
+        if job.spec.suspend or job.status.state in _TERMINAL or job.metadata.deletion_timestamp is not None:
+            self.fail(f"{operator.name} creates {name} for a job that is suspended, has ended or goes")
+        if manifest["kind"] == "Pod" and REPLICA_LABEL in manifest["metadata"]["labels"]:
+            self._creates_trainer(operator, job, manifest)
+
+    def _creates_trainer(self, operator: Operator, job: Job, manifest: Mapping[str, Any]) -> None:
+        name, (replica, attempt) = manifest["metadata"]["name"], _who(manifest)
+        written = self._written(job)
+        entry = written.replica(replica) if written is not None else None
+        if replica >= job.spec.groups:
+            self.fail(f"{operator.name} creates {name}, and the job has {job.spec.groups} groups of pods")
+        if written is None:
+            return  # the job is gone, and the garbage collector takes this along
+        if entry is None or attempt > entry.attempt:
+            self.fail(f"{operator.name} creates {name} before that attempt stands in the status")
+            return
+        if attempt == entry.attempt and (entry.next_restart_time or 0.0) > self._world.now + operator.skew + SAME:
+            self.fail(f"{operator.name} creates {name} before its wait is over")
+        self._asked_to_go(operator, job, replica, attempt, name)
+        key = (job.metadata.uid, name)
+        if key in self._created and (key[0], replica, attempt) in operator.knows_whole:
+            self.fail(f"{operator.name} gives attempt {attempt} of replica {replica} the pod {name} a second time")
+        self._created.add(key)
+
+    def _asked_to_go(self, operator: Operator, job: Job, replica: int, attempt: int, name: str) -> None:
+        """No two attempts live by our doing: those before were asked to stop."""
+        for pod in self._world.server.pods(job.name):
+            labels = pod["metadata"]["labels"]
+            mine = labels[JOB_UID_LABEL] == job.metadata.uid and REPLICA_LABEL in labels
+            if not mine or _who(pod)[0] != replica or _who(pod)[1] >= attempt or uid_of(pod) not in operator.saw:
+                continue
+            if "deletionTimestamp" not in pod["metadata"] and pod["status"]["phase"] in ("Pending", "Running"):
+                self.fail(f"{operator.name} creates {name} while {name_of(pod)} runs, which nobody asked to stop")
+
+    def _written(self, job: Job) -> JobStatus | None:
+        there = self._world.server.get(KIND, job.name)
+        if there is None or uid_of(there) != job.metadata.uid:
+            return None
+        return JobStatus.model_validate(there.get("status") or {})
+
+    # --- what is deleted ----------------------------------------------------------------------------------------------
+
+    def deletes(self, operator: Operator, thing: Manifest) -> None:
+        """An operator is about to delete an object."""
+        job = operator.job
+        assert job is not None
+        if thing["kind"] == KIND:
+            self._deletes_job(operator, job)
+        elif REPLICA_LABEL not in thing["metadata"]["labels"]:
+            self._deletes_coordinator(operator, job, thing)
+        elif "deletionTimestamp" not in thing["metadata"]:
+            self._deletes_trainer(operator, job, thing)
+            self._world.blame(job.metadata.uid, _who(thing), f"{name_of(thing)} was deleted by {operator.name}")
+
+    def _deletes_job(self, operator: Operator, job: Job) -> None:
+        ttl, end = job.spec.ttl_seconds_after_finished, job.status.completion_time
+        if ttl is None or end is None or end + ttl > self._world.now + operator.skew + SAME:
+            self.fail(f"{operator.name} deletes the job before its time is up")
+
+    def _deletes_coordinator(self, operator: Operator, job: Job, pod: Manifest) -> None:
+        """It is lost only when it has failed, its node does not answer, or the job is not what it was told."""
+        wrong = pod["metadata"]["annotations"][CONFIG_ANNOTATION] != coordinator_config(job)
+        going = "deletionTimestamp" in pod["metadata"] or pod["status"]["phase"] in ("Succeeded", "Failed")
+        if not (wrong or going or job.spec.suspend or job.status.terminal):
+            self.fail(f"{operator.name} deletes a coordinator with which nothing is wrong")
+
+    def _deletes_trainer(self, operator: Operator, job: Job, pod: Manifest) -> None:
+        who, name = _who(pod), name_of(pod)
+        if job.spec.suspend or job.status.terminal:
+            return
+        written = self._written(job)
+        entry = written.replica(who[0]) if written is not None else None
+        if entry is None or who[1] > entry.attempt:
+            return  # the job or its status is another one by now
+        if who[1] == entry.attempt and entry.state not in (*_ENDED, *_AWAY):
+            self.fail(f"{operator.name} deletes {name} before the status says why: replica {who[0]} is {entry.state}")
+        if who[0] >= job.spec.groups:
+            return  # the user has scaled it away
+        blamed = self._world.blamed(job.metadata.uid, who)
+        if who[1] == entry.attempt and not blamed and not self._is_over(job, written):
+            self.fail(f"{operator.name} deletes {name}, and nothing had happened to that replica")
+
+    def _is_over(self, job: Job, written: JobStatus | None) -> bool:
+        """The run is over and its coordinator has ended: whoever still runs waits in vain."""
+        pods = [pod for pod in self._world.server.pods(job.name) if REPLICA_LABEL not in pod["metadata"]["labels"]]
+        finished = written is not None and any(it.state is ReplicaState.FINISHED for it in written.replica_statuses)
+        return any(pod["status"]["phase"] == "Succeeded" for pod in pods) or (finished and not pods)
+
+    # --- what is told -------------------------------------------------------------------------------------------------
+
+    def tells(self, operator: Operator, job: Job, message: Exited) -> None:
+        """An operator tells the coordinator that an attempt is gone: it takes it out at once."""
+        if not self._world.blamed(job.metadata.uid, (message.replica, message.attempt)):
+            self.fail(
+                f"{operator.name} tells that replica {message.replica} attempt {message.attempt} is gone,"
+                " and nothing had happened to it"
+            )
+
+    # --- at the end ---------------------------------------------------------------------------------------------------
+
+    def comes_to_an_end(self, job: Manifest | None) -> None:
+        """With nothing in its way a job ends: it is Complete, or Failed with a reason, or gone."""
+        if job is None:
+            return
+        status = JobStatus.model_validate(job.get("status") or {})
+        if status.state not in _TERMINAL:
+            entries = ", ".join(f"r{entry.index} {entry.state} a{entry.attempt}" for entry in status.replica_statuses)
+            self.fail(f"nothing is in its way any more, and the job does not end: {status.state} ({entries})")
+
+    def stops_everything(self, job: Manifest | None) -> None:
+        """After the end no pod of the job runs."""
+        running = [name_of(p) for p in self._world.server.pods() if p["status"]["phase"] in ("Pending", "Running")]
+        if job is not None and running:
+            self.fail(f"the job has ended, and {', '.join(running)} still run")
+
+    def leaves_nothing(self) -> None:
+        """After its deletion nothing of a job is left."""
+        left = [f"{kind} {name}" for kind, name in self._world.server.objects]
+        if left:
+            self.fail(f"the job is deleted, and there is still {', '.join(left)}")
+
+
+def _who(pod: Mapping[str, Any]) -> tuple[int, int]:
+    labels = pod["metadata"]["labels"]
+    return int(labels[REPLICA_LABEL]), int(labels[ATTEMPT_LABEL])

@@ -1,0 +1,194 @@
+"""The real operator, apart from kopf: its queue and its executor, at a seam where calls take time, fail, are late."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tests.simulation.operator.server import name_of
+
+from fthsdp.coordinator.messages import Exited, Status
+from fthsdp_operator.api import KIND, Job
+from fthsdp_operator.cluster import ClusterError, Conflict, Manifest
+from fthsdp_operator.handlers import Reconciler
+from fthsdp_operator.plan import Event, Plan
+
+if TYPE_CHECKING:
+    from tests.simulation.operator.world import World
+
+__all__ = ["AT_WORK", "Operator"]
+
+AT_WORK: ContextVar[Operator] = ContextVar("AT_WORK")
+"""The operator that runs this coroutine."""
+
+T = TypeVar("T")
+
+
+class Operator:
+    """One process of the operator. Implements ``fthsdp_operator.cluster.Cluster`` for itself."""
+
+    coordinator_image = "fthsdp:simulated"
+
+    def __init__(self, world: World, name: str, *, skew: float) -> None:
+        """``skew``: seconds by which its clock is ahead of the API server's."""
+        self.name = name
+        self.skew = skew
+        self.dead = False
+        self.deaf = False
+        """Its watches are broken, and nobody has noticed."""
+        self.slow = 0.0
+        """Seconds that a call may take longer than usual."""
+        self.dies_in: int | None = None
+        """So many more calls that change something, and it dies before the next one."""
+        self.job: Job | None = None
+        """The job for which its newest plan was made."""
+        self.todo: Plan | None = None
+        self.saw: frozenset[str] = frozenset()
+        """UIDs of the pods for which it was made."""
+        self.knows_whole: frozenset[tuple[str, int, int]] = frozenset()
+        """Attempts all of whose pods had been seen by then: UID of the job, replica and attempt."""
+        self.looks: list[float] = []
+        """Times of its newest plans."""
+        self.world = world
+        self._reconciler = Reconciler(self, clock=lambda: world.now + skew)
+        self._task = world.loop.create_task(self._work())
+        world.server.watchers.append(self._watch)
+        self._list()
+        world.note(f"{name} starts")
+
+    async def _work(self) -> None:
+        AT_WORK.set(self)
+        await self._reconciler.work()
+
+    def die(self) -> None:
+        """It ends here, whatever it was doing."""
+        if not self.dead:
+            self.world.note(f"{self.name} dies")
+            self.dead = True
+            self.world.server.watchers.remove(self._watch)
+            self.world.loop.call_soon(self._task.cancel)
+
+    async def gone(self) -> None:
+        """Wait until nothing of it is left."""
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    # --- watches ---
+
+    def hears_again(self) -> None:
+        """Its watches begin anew: with what is there, and nothing about what went meanwhile."""
+        self.deaf = False
+        if not self.dead:
+            self._list()
+
+    def _list(self) -> None:
+        for thing in list(self.world.server.objects.values()):
+            if thing["kind"] in (KIND, "Pod"):
+                self._later(None, thing)
+
+    def _watch(self, event: str, thing: Manifest) -> None:
+        if not self.deaf:
+            self._later(event, thing)
+
+    def _later(self, event: str | None, thing: Manifest) -> None:
+        self.world.after(0.01 + self.slow, self._hear, event, thing)
+
+    def _hear(self, event: str | None, thing: Manifest) -> None:
+        if self.dead:
+            return
+        hear = self._reconciler.job_event if thing["kind"] == KIND else self._reconciler.pod_event
+        hear(thing, kind=event)
+
+    # --- the seam ---
+
+    async def get_job(self, namespace: str, name: str) -> Manifest | None:
+        return await self.get(KIND, namespace, name)
+
+    async def list_pods(self, namespace: str, job: str) -> list[Manifest]:
+        return await self._call(lambda: self.world.server.pods(job))
+
+    async def get(self, kind: str, namespace: str, name: str) -> Manifest | None:
+        return await self._call(lambda: self.world.server.get(kind, name))
+
+    async def create(self, manifest: Mapping[str, Any]) -> Manifest:
+        def act() -> Manifest:
+            self.world.checks.creates(self, manifest)
+            made = self.world.server.create(manifest)
+            self.world.note(f"{self.name} creates {made['kind']} {name_of(made)}")
+            if made["kind"] == "Pod":
+                self.world.nodes.created(made)
+            return made
+
+        return await self._call(act, writes=True)
+
+    async def delete(self, kind: str, namespace: str, name: str, *, uid: str, grace_seconds: int | None) -> None:
+        def act() -> None:
+            there = self.world.server.get(kind, name)
+            if there is not None and there["metadata"]["uid"] == uid:
+                self.world.checks.deletes(self, there)
+                self.world.note(f"{self.name} deletes {kind} {name}")
+                self.world.server.delete(kind, name, uid=uid, grace=grace_seconds)
+
+        await self._call(act, writes=True)
+
+    async def patch_status(
+        self, namespace: str, name: str, status: Mapping[str, Any], *, resource_version: str
+    ) -> Manifest:
+        def act() -> Manifest:
+            before = self.world.server.get(KIND, name)
+            try:
+                after = self.world.server.patch_status(name, status, version=resource_version)
+            except Conflict:
+                self.world.note(f"{self.name} comes too late with its status")
+                raise
+            self.world.checks.writes_status(self, before or {}, after)
+            return after
+
+        return await self._call(act, writes=True)
+
+    async def tell_coordinator(self, job: Job, message: Exited) -> None:
+        def act() -> None:
+            there = self.world.training.reached()
+            if there is not None and there.process.job == job.metadata.uid and not self.world.mute:
+                self.world.checks.tells(self, job, message)
+                self.world.note(f"{self.name} tells of replica {message.replica} attempt {message.attempt}")
+                there.exited(message)
+
+        await self._call(act, writes=True, fails=False)
+
+    async def coordinator_status(self, job: Job) -> Status | None:
+        def act() -> Status | None:
+            there = self.world.training.reached()
+            right = there is not None and there.process.job == job.metadata.uid and not self.world.mute
+            return there.status() if there is not None and right else None
+
+        return await self._call(act, fails=False)
+
+    async def record_event(self, job: Job, event: Event, now: float) -> None:
+        if self.dead:
+            raise asyncio.CancelledError
+        self.world.note(f"{self.name} says {event.reason}: {event.message}")
+
+    async def _call(self, act: Callable[[], T], *, writes: bool = False, fails: bool = True) -> T:
+        await self._travel()
+        if writes and self.dies_in is not None:
+            self.dies_in -= 1
+            if self.dies_in < 0:
+                self.die()
+        if self.dead:
+            raise asyncio.CancelledError
+        fate = self.world.random.random() if fails and self.world.api_down else 1.0
+        if fate < 0.4:
+            raise ClusterError("the API server does not answer")
+        result = act()
+        await self._travel()
+        if fate < 0.7:
+            raise ClusterError("the answer was lost")
+        return result
+
+    async def _travel(self) -> None:
+        random = self.world.random
+        await asyncio.sleep(random.uniform(0.0005, 0.01) + (random.uniform(0.0, self.slow) if self.slow else 0.0))
+        if self.dead:
+            raise asyncio.CancelledError

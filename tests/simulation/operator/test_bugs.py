@@ -1,0 +1,23 @@
+"""Each rule of the operator is needed: without it the simulation finds a run in which something breaks."""
+
+from __future__ import annotations
+
+from itertools import count, islice
+
+import pytest
+from tests.simulation.operator import bugs
+from tests.simulation.operator.cases import cover, random_case
+
+ENOUGH = 600
+"""Jobs after which the search is given up."""
+
+
+@pytest.mark.parametrize("bug", bugs.BUGS, ids=lambda bug: bug.__name__)
+def test_an_operator_with_this_bug_is_found_out(bug: bugs.Bug, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        bug(patch)
+        covered = cover(islice(map(random_case, count()), ENOUGH))
+    assert covered.failed is not None, f"nothing was found in {covered}"
+    why = covered.failure.removeprefix(f"{covered.failed}\n").partition("\n")[0]
+    with capsys.disabled():
+        print(f"\n  after {covered.runs:,} jobs: {why[:150]}")

@@ -1,0 +1,25 @@
+"""The operator's real rules in a simulated cluster: nothing that must hold is ever broken, whatever breaks."""
+
+from __future__ import annotations
+
+from itertools import count, islice
+
+import pytest
+from tests.simulation.operator.cases import cover, random_case
+from tests.simulation.operator.faults import Kind
+
+JOBS = 100
+
+
+def test_random_jobs_with_random_faults(capsys: pytest.CaptureFixture[str]) -> None:
+    covered = cover(islice(map(random_case, count()), JOBS))
+    with capsys.disabled():
+        print(f"\n  {covered}")
+    assert covered.failed is None, covered.failure
+    assert len(covered.happened) > 0.9 * len(Kind)
+    assert covered.ends.keys() >= {"Complete", "Failed", "gone"}
+
+
+def test_a_run_is_replayed_from_its_number() -> None:
+    first, second = (random_case(8).run() for _ in range(2))
+    assert first.history == second.history
