@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 
 REQUEST_TIMEOUT = 30.0
 """Seconds for one request to the API server."""
+PROBE_TIMEOUT = 3.0
+"""Seconds for the question whether the API server answers at all: a kubelet waits for what follows from it."""
 COORDINATOR_TIMEOUT = 1.0
 """Seconds for one question to a coordinator: a reconcile waits for it, and can do without the answer."""
 
@@ -56,6 +58,10 @@ _COLLECTIONS = {
 
 class _NotFound(ClusterError):
     """There is no such object."""
+
+
+class _Unanswered(ClusterError):
+    """Nobody answered, or not in time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,9 +97,13 @@ class KubernetesCluster:
         """Open connections, by namespace and name of the job."""
 
     @classmethod
-    async def connect(cls, access: Access, *, coordinator_image: str) -> KubernetesCluster:
-        """Connect; raises ConfigError when there is no access."""
-        return cls(ApiClient(await access.load()), coordinator_image=coordinator_image)
+    async def connect(
+        cls, access: Access, *, coordinator_image: str, traces: Sequence[aiohttp.TraceConfig] = ()
+    ) -> KubernetesCluster:
+        """Connect; ``traces`` are told of every request. Raises ConfigError when there is no access."""
+        settings = await access.load()
+        settings.trace_configs = list(traces)
+        return cls(ApiClient(settings), coordinator_image=coordinator_image)
 
     async def check(self) -> None:
         """Make sure that the API server answers and knows our kind; raises ConfigError."""
@@ -106,6 +116,16 @@ class KubernetesCluster:
             ) from error
         except ClusterError as error:
             raise ConfigError(str(error)) from error
+
+    async def answers(self) -> bool:
+        """The API server answers within a few seconds, whatever it says."""
+        try:
+            await self._request("GET", f"apis/{API_VERSION}", timeout=PROBE_TIMEOUT)
+        except _Unanswered:
+            return False
+        except ClusterError:
+            return True
+        return True
 
     async def close(self) -> None:
         """Close all connections."""
@@ -173,7 +193,8 @@ class KubernetesCluster:
         try:
             await coordinator.exited(message)
         except WireError as error:
-            log.info("%s/%s: could not tell the coordinator: %s", job.namespace, job.name, error)
+            who = {"replica": message.replica, "attempt": message.attempt}
+            log.info("%s/%s: could not tell the coordinator: %s", job.namespace, job.name, error, extra=who)
             await self._hang_up((job.namespace, job.name))
 
     async def coordinator_status(self, job: Job) -> Status | None:
@@ -262,6 +283,7 @@ class KubernetesCluster:
         query: Mapping[str, str] | None = None,
         body: Mapping[str, Any] | Sequence[Any] | None = None,
         content_type: str = "application/json",
+        timeout: float = REQUEST_TIMEOUT,
     ) -> Manifest:
         """Make one request; raises ClusterError with what the server said."""
         headers = {"Accept": "application/json", "Content-Type": content_type}
@@ -275,10 +297,10 @@ class KubernetesCluster:
                 body=body,
                 auth_settings=["BearerToken"],
             )
-            response = await self._client.call_api(*arguments, _request_timeout=REQUEST_TIMEOUT)
+            response = await self._client.call_api(*arguments, _request_timeout=timeout)
             content = await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise ClusterError(f"{what}: the API server does not answer: {error or type(error).__name__}") from error
+            raise _Unanswered(f"{what}: the API server does not answer: {error or type(error).__name__}") from error
         return _answer(what, response.status, content)
 
 

@@ -11,16 +11,25 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any
 
+import aiohttp
 import kopf
+from aiohttp import web
 
-from fthsdp_operator.api import GROUP, JOB_LABEL, PLURAL, VERSION
+from fthsdp.errors import ConfigError
+from fthsdp_operator import logs
+from fthsdp_operator.api import API_VERSION, GROUP, JOB_LABEL, PLURAL, VERSION
 from fthsdp_operator.apiserver import Access, KubernetesCluster
 from fthsdp_operator.cluster import Cluster, ClusterError
 from fthsdp_operator.execute import reconcile
+from fthsdp_operator.liveness import WATCH_LIMIT, WORK_LIMIT, Watches
+from fthsdp_operator.metrics import Metrics
 from fthsdp_operator.queue import WorkQueue
+from fthsdp_operator.traces import trace
 
 __all__ = ["Reconciler", "run"]
 
@@ -38,10 +47,14 @@ Key = tuple[str, str]
 class Reconciler:
     """What watch events are turned into: a queue of jobs, and the workers that reconcile them."""
 
-    def __init__(self, cluster: Cluster, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, cluster: Cluster, *, clock: Callable[[], float] = time.time, metrics: Metrics | None = None
+    ) -> None:
         self._cluster = cluster
         self._clock = clock
-        self._queue: WorkQueue[Key] = WorkQueue()
+        self._metrics = metrics or Metrics()
+        self.queue: WorkQueue[Key] = WorkQueue(waited=self._metrics.queue_wait.observe)
+        """Jobs that are to be looked at."""
         self._generations: dict[str, int | None] = {}
         self._last_words: dict[Key, dict[str, Mapping[str, Any]]] = {}
 
@@ -55,7 +68,7 @@ class Reconciler:
             return
         else:
             self._generations[uid] = generation
-        self._queue.add((metadata["namespace"], metadata["name"]))
+        self.queue.add((metadata["namespace"], metadata["name"]))
 
     def pod_event(self, pod: Mapping[str, Any], *, kind: str | None) -> None:
         """Note a change of a pod, and keep the last sight of one that is gone."""
@@ -66,28 +79,35 @@ class Reconciler:
         key = (metadata["namespace"], name)
         if kind == "DELETED":
             self._last_words.setdefault(key, {})[metadata["uid"]] = pod
-        self._queue.add(key)
+        self.queue.add(key)
 
     async def work(self) -> None:
         """Reconcile one job after another until cancelled."""
         while True:
-            key = await self._queue.get()
-            try:
+            key = await self.queue.get()
+            with logs.about(namespace=key[0], job=key[1]):
+                await self._work_on(key)
+
+    async def _work_on(self, key: Key) -> None:
+        try:
+            with self._metrics.reconcile_seconds.time():
                 wait = await self._reconcile(key)
-            except ClusterError as error:
-                log.warning("%s/%s: %s; again in %.1f s", *key, error, self._queue.failed(key))
-            except Exception:
-                log.exception("%s/%s: reconcile failed; again in %.1f s", *key, self._queue.failed(key))
-            else:
-                self._queue.done(key)
-                if math.isfinite(wait):
-                    self._queue.add(key, delay=max(wait, LEAST_WAIT))
+        except ClusterError as error:
+            self._metrics.reconcile_errors.inc()
+            log.warning("%s/%s: %s; again in %.1f s", *key, error, self.queue.failed(key))
+        except Exception:
+            self._metrics.reconcile_errors.inc()
+            log.exception("%s/%s: reconcile failed; again in %.1f s", *key, self.queue.failed(key))
+        else:
+            self.queue.done(key)
+            if math.isfinite(wait):
+                self.queue.add(key, delay=max(wait, LEAST_WAIT))
 
     async def _reconcile(self, key: Key) -> float:
         heard = self._last_words.pop(key, {})
         wait = 0.0
         try:
-            wait = await reconcile(self._cluster, *key, self._clock(), last_words=heard.values())
+            wait = await reconcile(self._cluster, *key, self._clock(), last_words=heard.values(), witness=self._metrics)
         finally:
             if wait == 0.0:  # it was not finished, and needs them again
                 self._last_words[key] = heard | self._last_words.get(key, {})
@@ -100,36 +120,86 @@ async def run(
     namespaces: Sequence[str],
     coordinator_image: str,
     health_port: int | None = None,
+    metrics_port: int | None = None,
+    watch_limit: float = WATCH_LIMIT,
+    work_limit: float = WORK_LIMIT,
 ) -> None:
-    """Run the operator until a signal comes; no namespaces: all of them. Raises ConfigError before it has begun."""
-    cluster = await KubernetesCluster.connect(access, coordinator_image=coordinator_image)
-    try:
+    """Run the operator until a signal comes; no namespaces: all of them. Raises ConfigError before it has begun.
+
+    ``watch_limit`` and ``work_limit``: seconds after which the liveness probe fails, see ``liveness.py``.
+    """
+    metrics = Metrics()
+    watches = Watches(_watched(namespaces), clock=time.monotonic)
+    cluster = await KubernetesCluster.connect(
+        access, coordinator_image=coordinator_image, traces=[trace(metrics.request)]
+    )
+    reconciler = Reconciler(cluster, metrics=metrics)
+    metrics.show(queue_depth=lambda: reconciler.queue.depth, watch_age=watches.age)
+
+    alive = partial(_alive, cluster, reconciler.queue, watches, watch_limit=watch_limit, work_limit=work_limit)
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(cluster.close)
         await cluster.check()
-        reconciler = Reconciler(cluster)
+        if metrics_port is not None:
+            stack.push_async_callback((await _serve(metrics, metrics_port)).cleanup)
         workers = [asyncio.create_task(reconciler.work()) for _ in range(WORKERS)]
-        try:
-            await kopf.operator(
-                registry=_registry(reconciler, access),
-                settings=_settings(),
-                standalone=True,
-                clusterwide=not namespaces,
-                namespaces=namespaces,
-                liveness_endpoint=None if health_port is None else f"http://0.0.0.0:{health_port}/healthz",
-            )
-        finally:
-            for worker in workers:
-                worker.cancel()
-            await asyncio.gather(*workers, return_exceptions=True)
-    finally:
-        await cluster.close()
+        stack.push_async_callback(_stop, workers)
+        await kopf.operator(
+            registry=_registry(reconciler, access, alive, trace(metrics.request, watches)),
+            settings=_settings(),
+            standalone=True,
+            clusterwide=not namespaces,
+            namespaces=namespaces,
+            liveness_endpoint=None if health_port is None else f"http://0.0.0.0:{health_port}/healthz",
+        )
 
 
-def _registry(reconciler: Reconciler, access: Access) -> kopf.OperatorRegistry:
+async def _alive(
+    cluster: KubernetesCluster, queue: WorkQueue[Key], watches: Watches, *, watch_limit: float, work_limit: float
+) -> None:
+    """Raise when nothing is heard though the API server answers, or nothing gets done though there is work."""
+    silent, stuck = watches.age(), queue.stuck()
+    if stuck > work_limit:
+        raise kopf.PermanentError(f"no reconcile has ended for {stuck:.0f} s, and there is something to do")
+    if silent > watch_limit and await cluster.answers():
+        raise kopf.PermanentError(f"a watch has been silent for {silent:.0f} s, and the API server answers")
+
+
+async def _serve(metrics: Metrics, port: int) -> web.AppRunner:
+    try:
+        return await metrics.serve(port)
+    except OSError as error:
+        raise ConfigError(f"--metrics-port {port}: {error.strerror or error}") from error
+
+
+async def _stop(workers: Sequence[asyncio.Task[None]]) -> None:
+    for worker in workers:
+        worker.cancel()
+    await asyncio.gather(*workers, return_exceptions=True)
+
+
+def _watched(namespaces: Sequence[str]) -> Iterator[str]:
+    """Yield the paths of all collections that are watched."""
+    for part in [f"/namespaces/{namespace}" for namespace in namespaces] or [""]:
+        yield f"/apis/{API_VERSION}{part}/{PLURAL}"
+        yield f"/api/v1{part}/pods"
+
+
+def _registry(
+    reconciler: Reconciler,
+    access: Access,
+    alive: Callable[[], Awaitable[None]],
+    listener: aiohttp.TraceConfig,
+) -> kopf.OperatorRegistry:
     registry = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=registry)
-    async def login(**_: Any) -> kopf.ConnectionInfo:
-        return await _credentials(access)
+    async def login(**_: Any) -> kopf.AiohttpSession:
+        return _session(await _credentials(access), listener)
+
+    @kopf.on.probe(registry=registry)
+    async def probe(**_: Any) -> None:
+        await alive()
 
     @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
     async def job(event: kopf.RawEvent, **_: Any) -> None:
@@ -140,6 +210,17 @@ def _registry(reconciler: Reconciler, access: Access) -> kopf.OperatorRegistry:
         reconciler.pod_event(event["object"], kind=event["type"])
 
     return registry
+
+
+def _session(access: kopf.ConnectionInfo, listener: aiohttp.TraceConfig) -> kopf.AiohttpSession:
+    """Connect as kopf would, and hear what it hears: it tells nobody of bookmarks."""
+    session = aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, ssl=access.as_ssl_context()),
+        headers=access.as_http_headers(),
+        proxy=access.proxy_url,
+        trace_configs=[listener],
+    )
+    return kopf.AiohttpSession(server=access.server, aiohttp_session=session)
 
 
 async def _credentials(access: Access) -> kopf.ConnectionInfo:
