@@ -32,9 +32,9 @@ class Story:
         self.log = folder / "operator.log"
 
     @contextmanager
-    def operator(self) -> Iterator[subprocess.Popen[bytes]]:
+    def operator(self, *options: str) -> Iterator[subprocess.Popen[bytes]]:
         """Run the operator as people do outside of a cluster; it must leave when it is asked to."""
-        command = [sys.executable, "-m", "fthsdp_operator.cli", "operator", "--namespace", self.namespace]
+        command = [sys.executable, "-m", "fthsdp_operator.cli", "operator", "--namespace", self.namespace, *options]
         with self.log.open("ab") as log:
             process = subprocess.Popen(
                 [*command, "--kubeconfig", str(self.server.kubeconfig)], stdout=log, stderr=log, env=os.environ
