@@ -26,7 +26,7 @@ from fthsdp_operator.api import API_VERSION, GROUP, JOB_LABEL, PLURAL, VERSION
 from fthsdp_operator.apiserver import Access, KubernetesCluster
 from fthsdp_operator.cluster import Cluster, ClusterError
 from fthsdp_operator.execute import reconcile
-from fthsdp_operator.liveness import WATCH_LIMIT, WORK_LIMIT, Watches
+from fthsdp_operator.liveness import Limits, Watches
 from fthsdp_operator.metrics import Metrics
 from fthsdp_operator.queue import WorkQueue
 from fthsdp_operator.traces import trace
@@ -121,13 +121,9 @@ async def run(
     coordinator_image: str,
     health_port: int | None = None,
     metrics_port: int | None = None,
-    watch_limit: float = WATCH_LIMIT,
-    work_limit: float = WORK_LIMIT,
+    limits: Limits | None = None,
 ) -> None:
-    """Run the operator until a signal comes; no namespaces: all of them. Raises ConfigError before it has begun.
-
-    ``watch_limit`` and ``work_limit``: seconds after which the liveness probe fails, see ``liveness.py``.
-    """
+    """Run the operator until a signal comes; no namespaces: all of them. Raises ConfigError before it has begun."""
     metrics = Metrics()
     watches = Watches(_watched(namespaces), clock=time.monotonic)
     cluster = await KubernetesCluster.connect(
@@ -136,7 +132,7 @@ async def run(
     reconciler = Reconciler(cluster, metrics=metrics)
     metrics.show(queue_depth=lambda: reconciler.queue.depth, watch_age=watches.age)
 
-    alive = partial(_alive, cluster, reconciler.queue, watches, watch_limit=watch_limit, work_limit=work_limit)
+    alive = partial(_alive, cluster, reconciler.queue, watches, limits or Limits())
     async with AsyncExitStack() as stack:
         stack.push_async_callback(cluster.close)
         await cluster.check()
@@ -154,14 +150,12 @@ async def run(
         )
 
 
-async def _alive(
-    cluster: KubernetesCluster, queue: WorkQueue[Key], watches: Watches, *, watch_limit: float, work_limit: float
-) -> None:
+async def _alive(cluster: KubernetesCluster, queue: WorkQueue[Key], watches: Watches, limits: Limits) -> None:
     """Raise when nothing is heard though the API server answers, or nothing gets done though there is work."""
     silent, stuck = watches.age(), queue.stuck()
-    if stuck > work_limit:
+    if stuck > limits.work:
         raise kopf.PermanentError(f"no reconcile has ended for {stuck:.0f} s, and there is something to do")
-    if silent > watch_limit and await cluster.answers():
+    if silent > limits.watch and await cluster.answers():
         raise kopf.PermanentError(f"a watch has been silent for {silent:.0f} s, and the API server answers")
 
 

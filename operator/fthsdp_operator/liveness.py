@@ -9,14 +9,20 @@ only if the API server answers other questions: while it is away, a new process 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
-__all__ = ["WATCH_LIMIT", "WORK_LIMIT", "Watches"]
+__all__ = ["Limits", "Watches"]
 
-WATCH_LIMIT = 180.0
-"""Seconds without a sign of life after which a watch is dead: two bookmarks were missed, and kopf's own remedy (a new
-stream after 70 s) did not help."""
-WORK_LIMIT = 900.0
-"""Seconds in which no reconcile ended although there was something to do. The longest one creates 12,500 pods."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """When the probe fails."""
+
+    watch: float = 180.0
+    """Seconds without a sign of life after which a watch is dead: two bookmarks were missed, and kopf's own remedy (a
+    new stream after 70 s) did not help."""
+    work: float = 900.0
+    """Seconds in which no reconcile ended although there was something to do. The longest one creates 12,500 pods."""
 
 
 class Watches:

@@ -23,6 +23,7 @@ from fthsdp.errors import ConfigError
 from fthsdp_operator import handlers
 from fthsdp_operator.api import API_VERSION, GROUP, KIND, PLURAL, VERSION
 from fthsdp_operator.apiserver import Access
+from fthsdp_operator.liveness import Limits
 from fthsdp_operator.local.ports import free_port
 
 pytestmark = pytest.mark.local
@@ -158,8 +159,7 @@ async def operating(server: Server, folder: Path) -> AsyncIterator[Operator]:
                 coordinator_image="x",
                 health_port=health,
                 metrics_port=metrics,
-                watch_limit=LIMIT,
-                work_limit=LIMIT,
+                limits=Limits(watch=LIMIT, work=LIMIT),
             )
         )
         operator = Operator(
