@@ -72,6 +72,5 @@ def configure(level: Level, form: LogFormat) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if form is LogFormat.JSON else logging.Formatter(TEXT))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    if level is not Level.DEBUG:
-        logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # it says of each event that it was handled
-        logging.getLogger("aiohttp.access").setLevel(logging.WARNING)  # and aiohttp of each probe
+    for chatty in ("kopf.objects", "aiohttp.access"):  # one says of each event that it was handled, one of each probe
+        logging.getLogger(chatty).setLevel(logging.NOTSET if level is Level.DEBUG else logging.WARNING)

@@ -5,24 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Iterator
 from datetime import datetime
 
 import pytest
 from tests.unit.operator.world import NAME, NAMESPACE, World
 
 from fthsdp_operator import logs
-
-
-@pytest.fixture(autouse=True)
-def _the_loggers_are_left_as_they_were() -> Iterator[None]:
-    root = logging.getLogger()
-    names = ("kopf.objects", "aiohttp.access")
-    handlers, level, levels = root.handlers[:], root.level, [logging.getLogger(name).level for name in names]
-    yield
-    root.handlers[:], root.level = handlers, level
-    for name, before in zip(names, levels, strict=True):
-        logging.getLogger(name).setLevel(before)
 
 
 def lines(captured: str) -> list[dict[str, object]]:
