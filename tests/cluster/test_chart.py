@@ -92,7 +92,7 @@ def test_lint_finds_nothing(helm: Path) -> None:
 def test_the_operator_may_do_nothing_beyond_this(template: Render) -> None:
     role = named(template(), "ClusterRole", "fthsdp-operator")
     assert granted(role["rules"]) == {
-        *(("fthsdp.dev", "fthsdpjobs", verb) for verb in ("get", "list", "watch")),
+        *(("fthsdp.dev", "fthsdpjobs", verb) for verb in ("get", "list", "watch", "delete")),
         ("fthsdp.dev", "fthsdpjobs/status", "patch"),
         ("fthsdp.dev", "fthsdpjobs/finalizers", "update"),
         *(("", "pods", verb) for verb in ("get", "list", "watch", "create", "delete")),
