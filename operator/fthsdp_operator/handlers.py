@@ -141,7 +141,7 @@ async def run(
         workers = [asyncio.create_task(reconciler.work()) for _ in range(WORKERS)]
         stack.push_async_callback(_stop, workers)
         await kopf.operator(
-            registry=_registry(reconciler, access, alive, trace(metrics.request, watches)),
+            registry=_registry(reconciler, access, alive, partial(_stop, workers), trace(metrics.request, watches)),
             settings=_settings(),
             standalone=True,
             clusterwide=not namespaces,
@@ -183,6 +183,7 @@ def _registry(
     reconciler: Reconciler,
     access: Access,
     alive: Callable[[], Awaitable[None]],
+    stop: Callable[[], Awaitable[None]],
     listener: aiohttp.TraceConfig,
 ) -> kopf.OperatorRegistry:
     registry = kopf.OperatorRegistry()
@@ -194,6 +195,10 @@ def _registry(
     @kopf.on.probe(registry=registry)
     async def probe(**_: Any) -> None:
         await alive()
+
+    @kopf.on.cleanup(registry=registry)
+    async def cleanup(**_: Any) -> None:
+        await stop()  # else kopf takes calls that are under way for its own, and fails with what they fail with
 
     @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
     async def job(event: kopf.RawEvent, **_: Any) -> None:
