@@ -1,9 +1,9 @@
 """Whether the operator still hears and still works: what the liveness probe asks, and what is done without a clock.
 
 A watch that went dead says nothing, and neither does one on which nothing happens. They are told apart by bookmarks,
-which an API server sends on every watch once a minute: every byte of a stream is a sign of life. kopf itself replaces a
-stream that was silent for longer than that. Only when that did not help either is the process to be started anew, and
-only if the API server answers other questions: while it is away, a new process would be as deaf.
+which an API server sends on every watch once in 60 to 75 s: every byte of a stream is a sign of life. kopf itself
+replaces a stream that was silent for longer than that. Only when that did not help either is the process to be started
+anew, and only if the API server answers other questions: while it is away, a new process would be as deaf.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ __all__ = ["Limits", "Watches"]
 class Limits:
     """When the probe fails."""
 
-    watch: float = 180.0
-    """Seconds without a sign of life after which a watch is dead: two bookmarks were missed, and kopf's own remedy (a
-    new stream after 70 s) did not help."""
+    watch: float = 300.0
+    """Seconds without a sign of life after which a watch is dead: kopf's own remedy, a new stream, was tried twice."""
     work: float = 900.0
     """Seconds in which no reconcile ended although there was something to do. The longest one creates 12,500 pods."""
 
