@@ -37,8 +37,10 @@ log = logging.getLogger(__name__)
 
 WORKERS = 8
 """Jobs reconciled at a time. A reconcile mostly waits for answers."""
-STREAM_SILENCE = 100.0
-"""Seconds without a byte after which a watch stream is replaced."""
+WATCH_TIME = 60
+"""Seconds after which the server ends a watch, and another one goes on where it stopped; so it is seen to live."""
+STREAM_SILENCE = 90.0
+"""Seconds without a byte after which a watch stream is replaced: its server should have ended it."""
 LEAST_WAIT = 0.05
 """Seconds between two looks at a job that wants to be looked at again at once."""
 
@@ -247,7 +249,7 @@ def _settings() -> kopf.OperatorSettings:
     # The server sends no other pods: without this, every pod of the cluster would pass through here.
     settings.watching.label_selectors["v1", "pods"] = JOB_LABEL
     settings.scanning.disabled = True  # what is watched is known; watching definitions and namespaces would take rights
-    # Bookmarks come once in 60 to 75 s. kopf's own 70 s replaces many a stream just before its first one.
+    settings.watching.server_timeout = WATCH_TIME
     settings.watching.inactivity_timeout = STREAM_SILENCE
     settings.posting.enabled = False  # events are recorded by the executor, after the status was written
     return settings

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from fthsdp_operator.api import Failure, Job, JobState, ReplicaState, ReplicaStatus
+from fthsdp_operator.api import Failure, Job, JobState, ReplicaState, ReplicaStatus, RuleAction
 from fthsdp_operator.observe import Observed
 from fthsdp_operator.plan import Plan
 
@@ -83,8 +83,8 @@ class Measured:
 
     tally: Tally
     failures: tuple[tuple[str, str], ...] = ()
-    """Reason of each failure that was noticed, and what came of it: RestartReplica, FailJob, or None when the run was
-    over."""
+    """Reason of each failure that was noticed, and what came of it: an action of failurePolicy, or None when the
+    run was over."""
     stages: tuple[tuple[Stage, float], ...] = ()
     """Stages that ended, with the seconds that they took."""
     outages: tuple[float, ...] = ()
@@ -138,9 +138,13 @@ def _new_failure(job: Job, entry: ReplicaStatus) -> Failure | None:
 
 
 def _action(job: Job, todo: Plan, entry: ReplicaStatus) -> str:
+    """Say what was done, which is not always what a rule asked for."""
     if _restarted(job, entry):
-        return "RestartReplica"
-    return "FailJob" if todo.status.state is JobState.FAILED else "None"
+        asked = entry.last_failure.action if entry.last_failure is not None else None
+        return str(RuleAction.RESTART_REPLICA if asked is None else asked)
+    if entry.state is ReplicaState.ABANDONED:
+        return str(RuleAction.ABANDON_REPLICA)
+    return str(RuleAction.FAIL_JOB) if todo.status.state is JobState.FAILED else "None"
 
 
 def _restarted(job: Job, entry: ReplicaStatus) -> bool:

@@ -25,8 +25,8 @@ class Listener(Protocol):
         """A collection was listed."""
         ...
 
-    def opened(self, path: str, received: Callable[[], int]) -> None:
-        """A watch was opened; ``received`` reads the number of bytes that came on it."""
+    def opened(self, path: str, signs: Callable[[], int]) -> None:
+        """A watch was opened; ``signs`` grows with each byte that comes on it, and when the server ends it."""
         ...
 
 
@@ -57,7 +57,7 @@ def trace(count: Count, listener: Listener | None = None) -> TraceConfig:
         kind, response = verb(end.method, end.url), end.response
         count(kind, str(response.status))
         if listener is not None and response.status == 200 and kind == "watch":
-            listener.opened(_path(end.url), lambda: response.content.total_bytes)
+            listener.opened(_path(end.url), lambda: response.content.total_bytes + response.content.is_eof())
         elif listener is not None and response.status == 200 and kind == "list":
             listener.listed(_path(end.url))
 

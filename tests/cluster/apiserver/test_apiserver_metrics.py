@@ -59,7 +59,7 @@ def test_a_failure_and_what_became_of_it_are_counted_and_logged(story: Watched) 
         story.kubelet_starts("llama-r2-a1-0", "llama-r2-a1-1")
         story.until(lambda: story.metrics().get(stage("start")) == 1, "the new pods are seen to run")
         shown = story.metrics()
-        failures = labelled("fthsdp_replica_failures_total", {"action": "RestartReplica", "reason": "PodDeleted"})
+        failures = labelled("fthsdp_replica_failures_total", {"action": "RestartReplicaFree", "reason": "PodDeleted"})
         assert shown[failures] == 1
         assert [shown.get(stage(name)) for name in ("detect", "evict", "schedule", "join")] == [1, 1, 1, None]
         of_job = {"job": "llama", "namespace": story.namespace}

@@ -1,8 +1,8 @@
 """The liveness probe, and the metrics, of an operator whose API server goes silent on connections that stay open.
 
 The server here is a small one, with real sockets: it answers lists and other questions, and sends bookmarks on its
-watches, faster than Kubernetes does. It can be told to send nothing more on them, or to answer nothing at all. The
-operator is the real one with kopf in it, in this process, so that it can be less patient than it is by itself.
+watches, faster than Kubernetes does. It can be told to send nothing on them, to end them, or to answer nothing at all.
+The operator is the real one with kopf in it, in this process, so that it can be less patient than it is by itself.
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ class Server:
         self.jobs = jobs
         self.silent: set[str] = set()
         """Paths of the watches on which nothing is sent."""
+        self.ends = False
+        """A watch is ended a moment after it was opened, and nothing is sent on it."""
         self.deaf = False
         """No question is answered, though every connection is accepted."""
         self.watched: set[str] = set()
@@ -83,6 +85,9 @@ class Server:
         self.watched.add(request.path)
         response = web.StreamResponse()
         await response.prepare(request)
+        if self.ends:
+            await asyncio.sleep(LIMIT / 4)
+            return response
         bookmark = {"type": "BOOKMARK", "object": {"kind": "x", "metadata": {"resourceVersion": "1"}}}
         while True:
             if request.path not in self.silent and not self.deaf:
@@ -209,9 +214,12 @@ def test_the_probe_fails_when_no_reconcile_ends(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
-def test_bookmarks_alone_keep_it_alive(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ends", [False, True], ids=["bookmarks", "watches that are ended in time"])
+def test_an_operator_to_which_nothing_happens_is_kept_alive_by(tmp_path: Path, ends: bool) -> None:
     async def story() -> None:
-        async with operating(Server(), tmp_path) as operator:
+        server = Server()
+        server.ends = ends
+        async with operating(server, tmp_path) as operator:
             for _ in range(int(2 * LIMIT)):
                 await asyncio.sleep(1)
                 assert await operator.watch_age() < LIMIT

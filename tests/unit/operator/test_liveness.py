@@ -1,4 +1,4 @@
-"""A watch lives as long as bytes come on it; that somebody opened it again proves nothing."""
+"""A watch lives as long as bytes come on it, or its server ends it; that somebody opened it again proves nothing."""
 
 from __future__ import annotations
 
