@@ -41,6 +41,8 @@ REQUEST_TIMEOUT = 30.0
 """Seconds for one request to the API server."""
 LONGEST_RETRY_AFTER = 60.0
 """Seconds for which a job waits at most because a server, or what stands before it, asked for it."""
+PROBE_TIMEOUT = 3.0
+"""Seconds for the question whether the API server answers at all: a kubelet waits for what follows from it."""
 COORDINATOR_TIMEOUT = 1.0
 """Seconds for one question to a coordinator: a reconcile waits for it, and can do without the answer."""
 
@@ -96,9 +98,13 @@ class KubernetesCluster:
         """Open connections, by namespace and name of the job."""
 
     @classmethod
-    async def connect(cls, access: Access, *, coordinator_image: str) -> KubernetesCluster:
-        """Connect; raises ConfigError when there is no access."""
-        return cls(ApiClient(await access.load()), coordinator_image=coordinator_image)
+    async def connect(
+        cls, access: Access, *, coordinator_image: str, traces: Sequence[aiohttp.TraceConfig] = ()
+    ) -> KubernetesCluster:
+        """Connect; ``traces`` are told of every request. Raises ConfigError when there is no access."""
+        settings = await access.load()
+        settings.trace_configs = list(traces)
+        return cls(ApiClient(settings), coordinator_image=coordinator_image)
 
     def only_while(self, time_left: Callable[[], float]) -> None:
         """Ask this before each call from now on: it returns the seconds that one may take, or does not return."""
@@ -115,6 +121,16 @@ class KubernetesCluster:
             ) from error
         except ClusterError as error:
             raise ConfigError(str(error)) from error
+
+    async def answers(self) -> bool:
+        """The API server answers within a few seconds, whatever it says."""
+        try:
+            await self._request("GET", f"apis/{API_VERSION}", timeout=PROBE_TIMEOUT)
+        except Unanswered:
+            return False
+        except ClusterError:
+            return True
+        return True
 
     async def close(self) -> None:
         """Close all connections."""
@@ -190,7 +206,8 @@ class KubernetesCluster:
         try:
             await coordinator.exited(message)
         except WireError as error:
-            log.info("%s/%s: could not tell the coordinator: %s", job.namespace, job.name, error)
+            who = {"replica": message.replica, "attempt": message.attempt}
+            log.info("%s/%s: could not tell the coordinator: %s", job.namespace, job.name, error, extra=who)
             await self._hang_up((job.namespace, job.name))
 
     async def coordinator_status(self, job: Job) -> Status | None:
@@ -279,6 +296,7 @@ class KubernetesCluster:
         query: Mapping[str, str] | None = None,
         body: Mapping[str, Any] | Sequence[Any] | None = None,
         content_type: str = "application/json",
+        timeout: float = REQUEST_TIMEOUT,
     ) -> Manifest:
         """Make one request; raises ClusterError with what the server said."""
         headers = {"Accept": "application/json", "Content-Type": content_type}
@@ -292,8 +310,8 @@ class KubernetesCluster:
                 body=body,
                 auth_settings=["BearerToken"],
             )
-            timeout = min(REQUEST_TIMEOUT, self._time_left())
-            response = await self._client.call_api(*arguments, _request_timeout=timeout)
+            limit = min(timeout, self._time_left())
+            response = await self._client.call_api(*arguments, _request_timeout=limit)
             content = await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Unanswered(f"{what}: the API server does not answer: {error or type(error).__name__}") from error

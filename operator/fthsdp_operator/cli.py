@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import logging
 import os
 import signal
 import sys
@@ -208,24 +207,34 @@ def _add_operator(commands: Commands) -> None:
         metavar="NAME",
         help="with --leader-elect: its name; operators of one name take turns (default: fthsdp-operator)",
     )
-    parser.add_argument("--verbose", action="store_true", help="log more")
+    parser.add_argument(
+        "--metrics-port",
+        metavar="PORT",
+        type=int,
+        help="answer GET /metrics here, for Prometheus; nowhere if left out",
+    )
+    parser.add_argument(
+        "--log-format",
+        choices=("text", "json"),
+        default="text",
+        help="a line for people, or a JSON object a line (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--log-level",
+        choices=("debug", "info", "warning", "error"),
+        default="info",
+        help="log this and what is worse (default: %(default)s)",
+    )
     parser.set_defaults(run=_operator)
 
 
 def _operator(chosen: argparse.Namespace) -> int:
     kubeconfig = _kubeconfig(chosen.kubeconfig)
     lease = _lease(chosen, in_cluster=kubeconfig is None)
-    from fthsdp_operator import handlers
+    from fthsdp_operator import handlers, logs
     from fthsdp_operator.apiserver import Access
 
-    logging.basicConfig(
-        level=logging.DEBUG if chosen.verbose else logging.INFO,
-        format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
-    if not chosen.verbose:  # kopf says of each event that it was handled
-        logging.getLogger("kopf.objects").setLevel(logging.WARNING)
-        logging.getLogger("aiohttp.access").setLevel(logging.WARNING)  # and aiohttp of each probe
+    logs.configure(logs.Level(chosen.log_level), logs.LogFormat(chosen.log_format))
     asyncio.run(
         handlers.run(
             access=Access(kubeconfig=kubeconfig),
@@ -233,6 +242,7 @@ def _operator(chosen: argparse.Namespace) -> int:
             coordinator_image=chosen.coordinator_image,
             health_port=chosen.health_port,
             lease=lease,
+            metrics_port=chosen.metrics_port,
         )
     )
     return 0

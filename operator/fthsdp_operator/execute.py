@@ -13,21 +13,33 @@ import secrets
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from itertools import groupby
-from typing import Any
+from typing import Any, Protocol
 
 from fthsdp.errors import ConfigError
 from fthsdp_operator import render
 from fthsdp_operator.api import Job, parse_job
-from fthsdp_operator.cluster import AlreadyExists, Cluster, ClusterError, Conflict
+from fthsdp_operator.cluster import AlreadyExists, Cluster, ClusterError, Conflict, Manifest
 from fthsdp_operator.observe import Observed, observe
 from fthsdp_operator.plan import Action, Create, Delete, Event, Plan, plan, refuse
 
-__all__ = ["IN_FLIGHT", "reconcile"]
+__all__ = ["IN_FLIGHT", "Witness", "reconcile"]
 
 log = logging.getLogger(__name__)
 
 IN_FLIGHT = 50
 """Calls of one kind at a time: beyond that, an API server only queues them."""
+
+
+class Witness(Protocol):
+    """Who is told what a look at a job found, to count it."""
+
+    def looked(self, job: Job, observed: Observed, todo: Plan, now: float) -> None:
+        """A job was looked at, and the status of its plan is written."""
+        ...
+
+    def forget(self, namespace: str, name: str) -> None:
+        """A job is gone, or cannot be understood any more."""
+        ...
 
 
 async def reconcile(
@@ -37,6 +49,7 @@ async def reconcile(
     now: float,
     *,
     last_words: Iterable[Mapping[str, Any]] = (),
+    witness: Witness | None = None,
 ) -> float:
     """Bring a job one step closer to what it should be.
 
@@ -44,20 +57,33 @@ async def reconcile(
     look again even if nothing happens (infinity: only when something does). Raises ClusterError when a call failed:
     try again, later.
     """
-    manifest = await cluster.get_job(namespace, name)
-    if manifest is None:
+    job, manifest = await _read(cluster, namespace, name, now)
+    if job is None:
+        if witness is not None:
+            witness.forget(namespace, name)
         return math.inf
-    try:
-        job = parse_job(manifest)
-    except ConfigError as error:
-        return await _refuse(cluster, manifest, str(error), now)
-    todo = plan(job, await _look(cluster, job, last_words), now)
+    observed = await _look(cluster, job, last_words)
+    todo = plan(job, observed, now)
     try:
         await _write_status(cluster, manifest, todo)
     except Conflict:
         return 0.0
+    if witness is not None:
+        witness.looked(job, observed, todo, now)
     await _act(cluster, job, todo, now)
     return max(0.0, todo.wake_at - now)
+
+
+async def _read(cluster: Cluster, namespace: str, name: str, now: float) -> tuple[Job | None, Manifest]:
+    """Return a job; None when it is gone, or cannot be understood, and then its status says so."""
+    manifest = await cluster.get_job(namespace, name)
+    if manifest is None:
+        return None, {}
+    try:
+        return parse_job(manifest), manifest
+    except ConfigError as error:
+        await _write_status(cluster, manifest, refuse(manifest, str(error), now))
+        return None, manifest
 
 
 async def _look(cluster: Cluster, job: Job, last_words: Iterable[Mapping[str, Any]]) -> Observed:
@@ -98,7 +124,8 @@ async def _act(cluster: Cluster, job: Job, todo: Plan, now: float) -> None:
         raise
     finally:
         for event in todo.events:
-            log.info("%s/%s: %s: %s", job.namespace, job.name, event.reason, event.message)
+            who = {"replica": event.replica, "attempt": event.attempt}
+            log.info("%s/%s: %s: %s", job.namespace, job.name, event.reason, event.message, extra=who)
             await cluster.record_event(job, event, now)
 
 
@@ -131,9 +158,3 @@ async def _call(cluster: Cluster, job: Job, action: Action) -> None:
         )
     else:
         await cluster.tell_coordinator(job, action.message)
-
-
-async def _refuse(cluster: Cluster, manifest: Mapping[str, Any], message: str, now: float) -> float:
-    todo = refuse(manifest, message, now)
-    await _write_status(cluster, manifest, todo)
-    return math.inf

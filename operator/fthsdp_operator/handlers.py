@@ -12,19 +12,26 @@ import logging
 import math
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
+import aiohttp
 import kopf
 
-from fthsdp_operator.api import GROUP, JOB_LABEL, PLURAL, VERSION
+from fthsdp.errors import ConfigError
+from fthsdp_operator import logs
+from fthsdp_operator.api import API_VERSION, GROUP, JOB_LABEL, PLURAL, VERSION
 from fthsdp_operator.apiserver import Access, KubernetesCluster
 from fthsdp_operator.cluster import Cluster, ClusterError
 from fthsdp_operator.execute import reconcile
 from fthsdp_operator.health import answering
 from fthsdp_operator.lease import Leadership, Place, identity
+from fthsdp_operator.liveness import Limits, Watches
+from fthsdp_operator.metrics import Metrics
 from fthsdp_operator.queue import WorkQueue
+from fthsdp_operator.traces import trace
 
 __all__ = ["Reconciler", "run"]
 
@@ -32,6 +39,10 @@ log = logging.getLogger(__name__)
 
 WORKERS = 8
 """Jobs reconciled at a time. A reconcile mostly waits for answers."""
+WATCH_TIME = 60
+"""Seconds after which the server ends a watch, and another one goes on where it stopped; so it is seen to live."""
+STREAM_SILENCE = 90.0
+"""Seconds without a byte after which a watch stream is replaced: its server should have ended it."""
 LEAST_WAIT = 0.05
 """Seconds between two looks at a job that wants to be looked at again at once."""
 
@@ -42,10 +53,14 @@ Key = tuple[str, str]
 class Reconciler:
     """What watch events are turned into: a queue of jobs, and the workers that reconcile them."""
 
-    def __init__(self, cluster: Cluster, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, cluster: Cluster, *, clock: Callable[[], float] = time.time, metrics: Metrics | None = None
+    ) -> None:
         self._cluster = cluster
         self._clock = clock
-        self._queue: WorkQueue[Key] = WorkQueue()
+        self._metrics = metrics or Metrics()
+        self.queue: WorkQueue[Key] = WorkQueue(waited=self._metrics.queue_wait.observe)
+        """Jobs that are to be looked at."""
         self._generations: dict[str, int | None] = {}
         self._last_words: dict[Key, dict[str, Mapping[str, Any]]] = {}
 
@@ -59,7 +74,7 @@ class Reconciler:
             return
         else:
             self._generations[uid] = generation
-        self._queue.add((metadata["namespace"], metadata["name"]))
+        self.queue.add((metadata["namespace"], metadata["name"]))
 
     def pod_event(self, pod: Mapping[str, Any], *, kind: str | None) -> None:
         """Note a change of a pod, and keep the last sight of one that is gone."""
@@ -70,29 +85,36 @@ class Reconciler:
         key = (metadata["namespace"], name)
         if kind == "DELETED":
             self._last_words.setdefault(key, {})[metadata["uid"]] = pod
-        self._queue.add(key)
+        self.queue.add(key)
 
     async def work(self) -> None:
         """Reconcile one job after another until cancelled."""
         while True:
-            key = await self._queue.get()
-            try:
+            key = await self.queue.get()
+            with logs.about(namespace=key[0], job=key[1]):
+                await self._work_on(key)
+
+    async def _work_on(self, key: Key) -> None:
+        try:
+            with self._metrics.reconcile_seconds.time():
                 wait = await self._reconcile(key)
-            except ClusterError as error:
-                wait = self._queue.failed(key, at_least=error.retry_after)
-                log.warning("%s/%s: %s; again in %.1f s", *key, error, wait)
-            except Exception:
-                log.exception("%s/%s: reconcile failed; again in %.1f s", *key, self._queue.failed(key))
-            else:
-                self._queue.done(key)
-                if math.isfinite(wait):
-                    self._queue.add(key, delay=max(wait, LEAST_WAIT))
+        except ClusterError as error:
+            self._metrics.reconcile_errors.inc()
+            wait = self.queue.failed(key, at_least=error.retry_after)
+            log.warning("%s/%s: %s; again in %.1f s", *key, error, wait)
+        except Exception:
+            self._metrics.reconcile_errors.inc()
+            log.exception("%s/%s: reconcile failed; again in %.1f s", *key, self.queue.failed(key))
+        else:
+            self.queue.done(key)
+            if math.isfinite(wait):
+                self.queue.add(key, delay=max(wait, LEAST_WAIT))
 
     async def _reconcile(self, key: Key) -> float:
         heard = self._last_words.pop(key, {})
         wait = 0.0
         try:
-            wait = await reconcile(self._cluster, *key, self._clock(), last_words=heard.values())
+            wait = await reconcile(self._cluster, *key, self._clock(), last_words=heard.values(), witness=self._metrics)
         finally:
             if wait == 0.0:  # it was not finished, and needs them again
                 self._last_words[key] = heard | self._last_words.get(key, {})
@@ -105,34 +127,57 @@ async def run(
     namespaces: Sequence[str],
     coordinator_image: str,
     health_port: int | None = None,
+    metrics_port: int | None = None,
     lease: Place | None = None,
+    limits: Limits | None = None,
 ) -> None:
     """Run the operator until a signal comes; no namespaces: all of them. Raises ConfigError before it has begun.
 
     With a lease it acts only while it holds that, and the process ends when it is lost.
     """
-    async with _connected(access, coordinator_image) as cluster:
+    metrics = Metrics()
+    connected = partial(_connected, access, coordinator_image, trace(metrics.request))
+    async with connected() as cluster, _telling(metrics, metrics_port):
+        operate = partial(_operate, cluster, access, namespaces, health_port, metrics, limits or Limits())
         if lease is None:
-            await _operate(cluster, access, namespaces, health_port)
+            await operate()
             return
         # Over connections of its own, so that a renewal never waits behind a thousand pods that are created.
-        async with _connected(access, coordinator_image) as leases:
+        async with connected() as leases:
             leadership = Leadership(leases, lease, me=identity())
             try:
                 if await _stand_by(leadership, health_port):
                     cluster.only_while(leadership.time_left)
-                    await _lead(leadership, _operate(cluster, access, namespaces, health_port))
+                    await _lead(leadership, operate())
             finally:
                 await leadership.resign()
 
 
 @asynccontextmanager
-async def _connected(access: Access, coordinator_image: str) -> AsyncIterator[KubernetesCluster]:
-    cluster = await KubernetesCluster.connect(access, coordinator_image=coordinator_image)
+async def _connected(
+    access: Access, coordinator_image: str, counting: aiohttp.TraceConfig
+) -> AsyncIterator[KubernetesCluster]:
+    cluster = await KubernetesCluster.connect(access, coordinator_image=coordinator_image, traces=[counting])
     try:
         yield cluster
     finally:
         await cluster.close()
+
+
+@asynccontextmanager
+async def _telling(metrics: Metrics, port: int | None) -> AsyncIterator[None]:
+    """Answer Prometheus, also while standing by; do nothing without a port. Raises ConfigError when it is taken."""
+    if port is None:
+        yield
+        return
+    try:
+        runner = await metrics.serve(port)
+    except OSError as error:
+        raise ConfigError(f"--metrics-port {port}: {error.strerror or error}") from error
+    try:
+        yield
+    finally:
+        await runner.cleanup()
 
 
 async def _stand_by(leadership: Leadership, health_port: int | None) -> bool:
@@ -158,15 +203,23 @@ async def _lead(leadership: Leadership, work: Coroutine[Any, Any, None]) -> None
 
 
 async def _operate(
-    cluster: KubernetesCluster, access: Access, namespaces: Sequence[str], health_port: int | None
+    cluster: KubernetesCluster,
+    access: Access,
+    namespaces: Sequence[str],
+    health_port: int | None,
+    metrics: Metrics,
+    limits: Limits,
 ) -> None:
     """Watch and reconcile until a signal comes; nothing of it acts any more when this returns."""
     await cluster.check()
-    reconciler = Reconciler(cluster)
+    reconciler = Reconciler(cluster, metrics=metrics)
+    watches = Watches(_watched(namespaces), clock=time.monotonic)
+    metrics.lead(queue_depth=lambda: reconciler.queue.depth, watch_age=watches.age)
+    alive = partial(_alive, cluster, reconciler.queue, watches, limits)
     workers = [asyncio.create_task(reconciler.work()) for _ in range(WORKERS)]
     try:
         await kopf.operator(
-            registry=_registry(reconciler, access),
+            registry=_registry(reconciler, access, alive, partial(_stop, workers), trace(metrics.request, watches)),
             settings=_settings(),
             standalone=True,
             clusterwide=not namespaces,
@@ -174,17 +227,51 @@ async def _operate(
             liveness_endpoint=None if health_port is None else f"http://0.0.0.0:{health_port}/healthz",
         )
     finally:
-        for worker in workers:
-            worker.cancel()
-        await asyncio.gather(*workers, return_exceptions=True)
+        await _stop(workers)
 
 
-def _registry(reconciler: Reconciler, access: Access) -> kopf.OperatorRegistry:
+async def _alive(cluster: KubernetesCluster, queue: WorkQueue[Key], watches: Watches, limits: Limits) -> None:
+    """Raise when nothing is heard though the API server answers, or nothing gets done though there is work."""
+    silent, stuck = watches.age(), queue.stuck()
+    if stuck > limits.work:
+        raise kopf.PermanentError(f"no reconcile has ended for {stuck:.0f} s, and there is something to do")
+    if silent > limits.watch and await cluster.answers():
+        raise kopf.PermanentError(f"a watch has been silent for {silent:.0f} s, and the API server answers")
+
+
+async def _stop(workers: Sequence[asyncio.Task[None]]) -> None:
+    for worker in workers:
+        worker.cancel()
+    await asyncio.gather(*workers, return_exceptions=True)
+
+
+def _watched(namespaces: Sequence[str]) -> Iterator[str]:
+    """Yield the paths of all collections that are watched."""
+    for part in [f"/namespaces/{namespace}" for namespace in namespaces] or [""]:
+        yield f"/apis/{API_VERSION}{part}/{PLURAL}"
+        yield f"/api/v1{part}/pods"
+
+
+def _registry(
+    reconciler: Reconciler,
+    access: Access,
+    alive: Callable[[], Awaitable[None]],
+    stop: Callable[[], Awaitable[None]],
+    listener: aiohttp.TraceConfig,
+) -> kopf.OperatorRegistry:
     registry = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=registry)
-    async def login(**_: Any) -> kopf.ConnectionInfo:
-        return await _credentials(access)
+    async def login(**_: Any) -> kopf.AiohttpSession:
+        return _session(await _credentials(access), listener)
+
+    @kopf.on.probe(registry=registry)
+    async def probe(**_: Any) -> None:
+        await alive()
+
+    @kopf.on.cleanup(registry=registry)
+    async def cleanup(**_: Any) -> None:
+        await stop()  # else kopf takes calls that are under way for its own, and fails with what they fail with
 
     @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
     async def job(event: kopf.RawEvent, **_: Any) -> None:
@@ -195,6 +282,17 @@ def _registry(reconciler: Reconciler, access: Access) -> kopf.OperatorRegistry:
         reconciler.pod_event(event["object"], kind=event["type"])
 
     return registry
+
+
+def _session(access: kopf.ConnectionInfo, listener: aiohttp.TraceConfig) -> kopf.AiohttpSession:
+    """Connect as kopf would, and hear what it hears: it tells nobody of bookmarks."""
+    session = aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, ssl=access.as_ssl_context()),
+        headers=access.as_http_headers(),
+        proxy=access.proxy_url,
+        trace_configs=[listener],
+    )
+    return kopf.AiohttpSession(server=access.server, aiohttp_session=session)
 
 
 async def _credentials(access: Access) -> kopf.ConnectionInfo:
@@ -220,5 +318,7 @@ def _settings() -> kopf.OperatorSettings:
     # The server sends no other pods: without this, every pod of the cluster would pass through here.
     settings.watching.label_selectors["v1", "pods"] = JOB_LABEL
     settings.scanning.disabled = True  # what is watched is known; watching definitions and namespaces would take rights
+    settings.watching.server_timeout = WATCH_TIME
+    settings.watching.inactivity_timeout = STREAM_SILENCE
     settings.posting.enabled = False  # events are recorded by the executor, after the status was written
     return settings

@@ -90,6 +90,9 @@ class Event:
     warning: bool = False
     reason: str
     message: str
+    replica: int | None = None
+    """The replica that it speaks of, where it is one."""
+    attempt: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -397,7 +400,8 @@ def _news(before: ReplicaStatus, after: ReplicaStatus) -> tuple[Event, ...]:
     if after.state not in _READY or before.state is after.state:
         return ()
     reason, words = _READY[after.state]
-    return (Event(reason=reason, message=f"replica {after.index} {words} (attempt {after.attempt})"),)
+    message = f"replica {after.index} {words} (attempt {after.attempt})"
+    return (Event(reason=reason, message=message, replica=after.index, attempt=after.attempt),)
 
 
 def _failed(
@@ -444,7 +448,13 @@ def _abandoned(
         }
     )
     told = _told(job, observed, entry, failure, now, final=True)
-    event = Event(warning=True, reason="ReplicaAbandoned", message=f"{verdict.message}; the others train on")
+    event = Event(
+        warning=True,
+        reason="ReplicaAbandoned",
+        message=f"{verdict.message}; the others train on",
+        replica=entry.index,
+        attempt=entry.attempt,
+    )
     return _Group(entry=after, actions=(*told, *_useless(observed, after)), events=(event,))
 
 
@@ -483,7 +493,7 @@ def _restart_event(entry: ReplicaStatus, failure: Failure, now: float) -> Event:
     detail = f": {policy.last_line(failure)}" if failure.message else ""
     cost = ", at no cost" if failure.action is RuleAction.RESTART_REPLICA_FREE else ""
     line = f"{_failure_line(entry.index, failure)}{detail}; attempt {entry.attempt} starts {when}{cost}"
-    return Event(warning=True, reason="ReplicaFailed", message=line)
+    return Event(warning=True, reason="ReplicaFailed", message=line, replica=entry.index, attempt=entry.attempt - 1)
 
 
 def _surplus(job: Job, observed: Observed, groups: Iterable[_Group], now: float) -> Iterator[_Group]:

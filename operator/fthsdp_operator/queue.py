@@ -27,16 +27,24 @@ class WorkQueue(Generic[K]):
         first_retry: float = 0.1,
         longest_retry: float = 15.0,
         clock: Callable[[], float] | None = None,
+        waited: Callable[[float], None] = lambda seconds: None,
     ) -> None:
-        """``first_retry`` and ``longest_retry``: seconds; ``clock``: the event loop's where unset."""
+        """``first_retry`` and ``longest_retry``: seconds; ``clock``: the event loop's where unset.
+
+        ``waited`` is told for how many seconds each key waited for a worker after it was due.
+        """
         self._first_retry = first_retry
         self._longest_retry = longest_retry
         self._clock = clock
+        self._waited = waited
         self._due: dict[K, float] = {}
         """When each waiting key is due; what else the heap holds is outdated."""
         self._heap: list[tuple[float, int, K]] = []
         self._count = itertools.count()
-        self._working: set[K] = set()
+        self._working: dict[K, float] = {}
+        """Keys that are worked on, and when each was due."""
+        self._released = float("-inf")
+        """When a worker was done with a key last, whatever came of it."""
         self._failures: dict[K, int] = {}
         self._changed = asyncio.Event()
 
@@ -55,8 +63,8 @@ class WorkQueue(Generic[K]):
             self._changed.clear()
             key, wait = self._next()
             if key is not None:
-                self._working.add(key)
-                del self._due[key]
+                self._working[key] = due = self._due.pop(key)
+                self._waited(self._now() - due)
                 return key
             try:
                 await asyncio.wait_for(self._changed.wait(), wait)
@@ -80,8 +88,21 @@ class WorkQueue(Generic[K]):
         self.add(key, delay=wait)
         return wait
 
+    @property
+    def depth(self) -> int:
+        """Keys that are due and wait for a worker."""
+        now = self._now()
+        return sum(due <= now for due in self._due.values())
+
+    def stuck(self) -> float:
+        """Return for how many seconds nothing was finished although there was something to do."""
+        now = self._now()
+        begun = [*self._working.values(), *(due for due in self._due.values() if due <= now)]
+        return now - max(min(begun), self._released) if begun else 0.0
+
     def _release(self, key: K) -> None:
-        self._working.discard(key)
+        self._working.pop(key, None)
+        self._released = self._now()
         self._changed.set()
 
     def _now(self) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import tomllib
 from collections.abc import Callable
@@ -13,12 +14,20 @@ import yaml
 from tests.cluster.kube.binaries import find_helm
 from tests.cluster.kube.images import PROJECT
 
-from fthsdp_operator import render
-from fthsdp_operator.api import parse_job
+from fthsdp_operator import cli, render
+from fthsdp_operator.api import JOB_LABEL, parse_job
 
 CHART = PROJECT / "charts" / "fthsdp-operator"
 Object = dict[str, Any]
 Render = Callable[..., list[Object]]
+JOB = parse_job(
+    {
+        "apiVersion": "fthsdp.dev/v1alpha1",
+        "kind": "FTHSDPJob",
+        "metadata": {"name": "job"},
+        "spec": {"replicas": 1, "template": {"spec": {"containers": [{"name": "main", "image": "image"}]}}},
+    }
+)
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +54,26 @@ def of_kind(objects: list[Object], kind: str) -> list[Object]:
     return [found for found in objects if found["kind"] == kind]
 
 
+def named(objects: list[Object], kind: str, name: str) -> Object:
+    (found,) = (it for it in of_kind(objects, kind) if it["metadata"]["name"] == name)
+    return found
+
+
+def operator_pod(objects: list[Object]) -> Object:
+    (deployment,) = of_kind(objects, "Deployment")
+    pod: Object = deployment["spec"]["template"]
+    return pod
+
+
+def operator(objects: list[Object]) -> Object:
+    (container,) = operator_pod(objects)["spec"]["containers"]
+    return dict(container)
+
+
+def selects(selector: Object, labels: Object) -> bool:
+    return selector.items() <= labels.items()
+
+
 def granted(rules: list[Object]) -> set[tuple[str, str, str]]:
     return {
         (group, resource, verb)
@@ -61,9 +90,9 @@ def test_lint_finds_nothing(helm: Path) -> None:
 
 
 def test_the_operator_may_do_nothing_beyond_this(template: Render) -> None:
-    (role,) = of_kind(template(), "ClusterRole")
+    role = named(template(), "ClusterRole", "fthsdp-operator")
     assert granted(role["rules"]) == {
-        *(("fthsdp.dev", "fthsdpjobs", verb) for verb in ("get", "list", "watch")),
+        *(("fthsdp.dev", "fthsdpjobs", verb) for verb in ("get", "list", "watch", "delete")),
         ("fthsdp.dev", "fthsdpjobs/status", "patch"),
         ("fthsdp.dev", "fthsdpjobs/finalizers", "update"),
         *(("", "pods", verb) for verb in ("get", "list", "watch", "create", "delete")),
@@ -79,34 +108,44 @@ def test_the_operator_may_do_nothing_beyond_this(template: Render) -> None:
 
 
 def test_the_operator_holds_the_rights_that_it_gives_to_coordinators(template: Render) -> None:
-    (role,) = of_kind(template(), "ClusterRole")
-    container = {"name": "main", "image": "image"}
-    job = {
-        "apiVersion": "fthsdp.dev/v1alpha1",
-        "kind": "FTHSDPJob",
-        "metadata": {"name": "job"},
-        "spec": {"replicas": 1, "template": {"spec": {"containers": [container]}}},
-    }
-    (given,) = of_kind(list(render.support(parse_job(job), key="key")), "Role")
+    role = named(template(), "ClusterRole", "fthsdp-operator")
+    (given,) = of_kind(list(render.support(JOB, key="key")), "Role")
     assert granted(given["rules"]) <= granted(role["rules"])
 
 
 def test_with_namespaces_named_the_operator_has_rights_only_there(template: Render) -> None:
     objects = template("watchNamespaces={research,production}")
-    assert of_kind(objects, "ClusterRole") == of_kind(objects, "ClusterRoleBinding") == []
+    people = {"fthsdp-operator-view", "fthsdp-operator-edit"}
+    assert {found["metadata"]["name"] for found in of_kind(objects, "ClusterRole")} == people
+    assert of_kind(objects, "ClusterRoleBinding") == []
     for kind in ("Role", "RoleBinding"):
         places = [found["metadata"]["namespace"] for found in of_kind(objects, kind)]
         assert places == ["research", "production", "fthsdp-system"]  # the last one for the Lease
-    (deployment,) = of_kind(objects, "Deployment")
-    (container,) = deployment["spec"]["template"]["spec"]["containers"]
-    assert container["args"][-2:] == ["--namespace=research", "--namespace=production"]
+    named_ones = [word for word in operator(objects)["args"] if word.startswith("--namespace")]
+    assert named_ones == ["--namespace=research", "--namespace=production"]
 
 
 def test_roles_can_be_left_to_somebody_else(template: Render) -> None:
     objects = template("rbac.create=false", "serviceAccount.create=false", "serviceAccount.name=given")
-    assert {found["kind"] for found in objects} == {"CustomResourceDefinition", "Deployment", "Lease"}
-    (deployment,) = of_kind(objects, "Deployment")
-    assert deployment["spec"]["template"]["spec"]["serviceAccountName"] == "given"
+    assert {found["kind"] for found in objects} == {"CustomResourceDefinition", "Deployment", "Lease", "Service", "Pod"}
+    assert operator_pod(objects)["spec"]["serviceAccountName"] == "given"
+
+
+def test_who_may_view_or_edit_in_a_namespace_may_do_so_with_its_jobs(template: Render) -> None:
+    objects = template()
+    view, edit = (named(objects, "ClusterRole", f"fthsdp-operator-{what}") for what in ("view", "edit"))
+    prefix = "rbac.authorization.k8s.io/aggregate-to-"
+    added = {
+        role["metadata"]["name"]: {key.removeprefix(prefix) for key in role["metadata"]["labels"] if prefix in key}
+        for role in (view, edit)
+    }
+    assert added == {"fthsdp-operator-view": {"view", "edit", "admin"}, "fthsdp-operator-edit": {"edit", "admin"}}
+    assert {verb for _, _, verb in granted(view["rules"])} == {"get", "list", "watch"}
+    changes = {"create", "update", "patch", "delete", "deletecollection"}
+    assert {verb for _, what, verb in granted(edit["rules"]) if what == "fthsdpjobs"} == changes
+    assert {what for _, what, _ in granted(edit["rules"])} == {"fthsdpjobs", "fthsdpjobs/scale"}
+    kept = of_kind(template("rbac.aggregate=false"), "ClusterRole")
+    assert [role["metadata"]["name"] for role in kept] == ["fthsdp-operator"]
 
 
 @pytest.mark.parametrize(("settings", "annotations"), [((), "keep"), (("crds.keep=false",), None)])
@@ -134,7 +173,7 @@ def test_an_operator_acts_only_while_it_holds_a_lease_that_it_may_touch(template
     assert deployment["spec"]["replicas"] == 2
     assert deployment["spec"]["strategy"] == {"type": "RollingUpdate"}
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
-    assert container["args"][2:] == [
+    assert container["args"][-3:] == [
         "--leader-elect",
         "--lease-namespace=fthsdp-system",
         "--lease-name=fthsdp-operator",
@@ -155,8 +194,7 @@ def test_without_a_lease_one_operator_runs_at_a_time(template: Render) -> None:
     (deployment,) = of_kind(objects, "Deployment")
     assert deployment["spec"]["replicas"] == 1
     assert deployment["spec"]["strategy"] == {"type": "Recreate", "rollingUpdate": None}
-    (container,) = deployment["spec"]["template"]["spec"]["containers"]
-    assert container["args"] == ["operator", "--health-port=8080"]
+    assert "--leader-elect" not in operator(objects)["args"]
     assert of_kind(objects, "Role") == of_kind(objects, "RoleBinding") == of_kind(objects, "Lease") == []
 
 
@@ -167,9 +205,10 @@ def test_several_operators_without_a_lease_are_refused(helm: Path) -> None:
     assert "replicaCount is above 1 without leaderElection.enabled" in done.stderr
 
 
-def test_the_pod_meets_the_restricted_profile_on_a_read_only_root(template: Render) -> None:
-    (deployment,) = of_kind(template(), "Deployment")
-    pod = deployment["spec"]["template"]["spec"]
+@pytest.mark.parametrize("where", ["the operator", "the test"])
+def test_a_pod_meets_the_restricted_profile_on_a_read_only_root(template: Render, where: str) -> None:
+    objects = template()
+    pod = operator_pod(objects)["spec"] if where == "the operator" else of_kind(objects, "Pod")[0]["spec"]
     (container,) = pod["containers"]
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
@@ -182,10 +221,150 @@ def test_the_pod_meets_the_restricted_profile_on_a_read_only_root(template: Rend
 
 
 def test_coordinators_run_in_the_operators_image(template: Render) -> None:
-    (deployment,) = of_kind(template("image.repository=mirror/fthsdp", "image.tag=v7"), "Deployment")
-    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    container = operator(template("image.repository=mirror/fthsdp", "image.tag=v7"))
     assert container["image"] == "mirror/fthsdp:v7"
     assert container["env"] == [{"name": "FTHSDP_COORDINATOR_IMAGE", "value": "mirror/fthsdp:v7"}]
+
+
+def test_the_operator_is_told_how_to_log_and_where_to_answer(template: Render) -> None:
+    alone = "leaderElection.enabled=false"
+    default = ["operator", "--health-port=8080", "--metrics-port=8081", "--log-level=info", "--log-format=json"]
+    assert operator(template(alone))["args"] == default
+    loud = operator(template(alone, "log.level=debug", "log.format=text", "metrics.enabled=false"))
+    assert loud["args"] == ["operator", "--health-port=8080", "--log-level=debug", "--log-format=text"]
+    assert [port["name"] for port in loud["ports"]] == ["health"]
+
+
+def test_the_arguments_are_those_of_the_command(template: Render) -> None:
+    chosen = cli._parser("operator").parse_args(operator(template("metrics.port=9000"))["args"])
+    assert (chosen.health_port, chosen.metrics_port, chosen.log_format) == (8080, 9000, "json")
+    assert (chosen.leader_elect, chosen.lease_namespace, chosen.lease_name) == (
+        True,
+        "fthsdp-system",
+        "fthsdp-operator",
+    )
+
+
+@pytest.mark.parametrize("settings", [(), ("metrics.port=9000",), ("metrics.enabled=false",)])
+def test_the_service_leads_to_the_ports_of_the_operator_and_to_nobody_else(
+    template: Render, settings: tuple[str, ...]
+) -> None:
+    objects = template(*settings)
+    (service,), (test,) = of_kind(objects, "Service"), of_kind(objects, "Pod")
+    there = {port["name"]: port["containerPort"] for port in operator(objects)["ports"]}
+    assert {port["targetPort"]: port["port"] for port in service["spec"]["ports"]} == there
+    assert selects(service["spec"]["selector"], operator_pod(objects)["metadata"]["labels"])
+    assert not selects(service["spec"]["selector"], test["metadata"]["labels"])
+    asked = [word for word in test["spec"]["containers"][0]["args"] if word.startswith("http")]
+    assert asked[0] == f"http://{service['metadata']['name']}.fthsdp-system:8080/healthz"
+    assert asked[1:] == [
+        f"http://fthsdp-operator.fthsdp-system:{port}/metrics" for name, port in there.items() if name == "metrics"
+    ]
+
+
+def test_prometheus_is_told_only_if_asked_and_keeps_our_labels(template: Render) -> None:
+    kinds = ("ServiceMonitor", "PrometheusRule", "ConfigMap")
+    assert [kind for kind in kinds if of_kind(template(), kind)] == []
+    on = [f"metrics.{what}.enabled=true" for what in ("serviceMonitor", "prometheusRule", "dashboard")]
+    assert [kind for kind in kinds if of_kind(template(*on, "metrics.enabled=false"), kind)] == []
+    objects = template(*on, "metrics.serviceMonitor.labels.release=prometheus", "metrics.serviceMonitor.interval=5s")
+    (monitor,), (rule,), (dashboard,) = (of_kind(objects, kind) for kind in kinds)
+    (endpoint,) = monitor["spec"]["endpoints"]
+    assert (endpoint["port"], endpoint["honorLabels"], endpoint["interval"]) == ("metrics", True, "5s")
+    assert monitor["metadata"]["labels"]["release"] == "prometheus"
+    (service,) = of_kind(objects, "Service")
+    assert selects(monitor["spec"]["selector"]["matchLabels"], service["metadata"]["labels"])
+    assert rule["spec"] == yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())
+    assert dashboard["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert json.loads(dashboard["data"]["fthsdp.json"]) == json.loads((CHART / "files" / "dashboard.json").read_text())
+
+
+def test_a_policy_lets_the_operator_reach_the_coordinators_that_it_renders(template: Render) -> None:
+    (policy,) = of_kind(template("networkPolicy.enabled=true", "networkPolicy.apiServerPorts={6443}"), "NetworkPolicy")
+    assert policy["spec"]["policyTypes"] == ["Ingress", "Egress"]
+    api, dns, coordinators = policy["spec"]["egress"]
+    assert [port["port"] for port in api["ports"]] == [6443]
+    assert {port["port"] for port in dns["ports"]} == {53}
+    (peer,) = coordinators["to"]
+    pod = render.coordinator_pod(JOB, image="x")
+    assert selects(peer["podSelector"]["matchLabels"], pod["metadata"]["labels"])
+    assert [port["port"] for port in coordinators["ports"]] == [render.COORDINATOR_PORT]
+
+
+def test_who_may_scrape_can_be_named(template: Render) -> None:
+    def scrapers(*settings: str) -> Object:
+        (policy,) = of_kind(template("networkPolicy.enabled=true", *settings), "NetworkPolicy")
+        (rule,) = (it for it in policy["spec"]["ingress"] if it["ports"][0]["port"] == "metrics")
+        return dict(rule)
+
+    assert "from" not in scrapers()
+    only = scrapers("networkPolicy.metricsFrom[0].namespaceSelector.matchLabels.team=monitoring")
+    assert only["from"] == [{"namespaceSelector": {"matchLabels": {"team": "monitoring"}}}]
+
+
+def test_pods_of_jobs_can_be_closed_to_all_but_jobs_and_the_operator(template: Render) -> None:
+    objects = template("networkPolicy.jobNamespaces={research}")
+    jobs, coordinators = of_kind(objects, "NetworkPolicy")
+    assert {it["metadata"]["namespace"] for it in (jobs, coordinators)} == {"research"}
+    pod = render.training_pod(JOB, replica=0, attempt=0, index=0)["metadata"]["labels"]
+    coordinator = render.coordinator_pod(JOB, image="x")["metadata"]["labels"]
+    exists = [{"key": JOB_LABEL, "operator": "Exists"}]
+    assert jobs["spec"]["podSelector"]["matchExpressions"] == exists
+    assert jobs["spec"]["ingress"] == [{"from": [{"podSelector": {"matchExpressions": exists}}]}]
+    assert JOB_LABEL in pod.keys() & coordinator.keys()
+    selector = coordinators["spec"]["podSelector"]["matchLabels"]
+    assert selects(selector, coordinator)
+    assert not selects(selector, pod)
+    ((peer,),) = (rule["from"] for rule in coordinators["spec"]["ingress"])
+    assert peer["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "fthsdp-system"}
+    assert selects(peer["podSelector"]["matchLabels"], operator_pod(objects)["metadata"]["labels"])
+
+
+EVERYTHING = (
+    *(f"metrics.{what}.enabled=true" for what in ("serviceMonitor", "prometheusRule", "dashboard")),
+    "networkPolicy.enabled=true",
+    "networkPolicy.jobNamespaces={research}",
+    "podDisruptionBudget.enabled=true",
+)
+
+
+def test_objects_of_the_longest_release_name_have_names_that_are_allowed(helm: Path) -> None:
+    options = [word for setting in EVERYTHING for word in ("--set", setting)]
+    command: list[str | Path] = [helm, "template", "r" * 53, CHART, *options]
+    done = subprocess.run(command, capture_output=True, text=True)
+    objects = [document for document in yaml.safe_load_all(done.stdout) if document]
+    assert {it["kind"] for it in objects} >= {"Service", "NetworkPolicy", "PodDisruptionBudget", "ConfigMap", "Pod"}
+    keys = [(it["kind"], it["metadata"].get("namespace"), it["metadata"]["name"]) for it in objects]
+    assert len(set(keys)) == len(keys)
+    assert [key for key in keys if len(key[2]) > (63 if key[0] == "Service" else 253)] == []
+
+
+def test_a_budget_counts_the_operators(template: Render) -> None:
+    objects = template("podDisruptionBudget.enabled=true")
+    (budget,) = of_kind(objects, "PodDisruptionBudget")
+    assert budget["spec"]["maxUnavailable"] == 1
+    assert selects(budget["spec"]["selector"]["matchLabels"], operator_pod(objects)["metadata"]["labels"])
+
+
+def test_what_people_set_for_the_pod_gets_there(template: Render) -> None:
+    objects = template(
+        "extraEnv[0].name=HTTPS_PROXY",
+        "extraEnv[0].value=http://proxy",
+        "priorityClassName=high",
+        "nodeSelector.zone=a",
+        "tolerations[0].key=control-plane",
+        "podAnnotations.note=x",
+        "podLabels.team=y",
+        "imagePullSecrets[0].name=registry",
+        "podSecurityContext.runAsUser=1000",
+    )
+    pod = operator_pod(objects)
+    assert operator(objects)["env"][1] == {"name": "HTTPS_PROXY", "value": "http://proxy"}
+    assert (pod["spec"]["priorityClassName"], pod["spec"]["nodeSelector"]) == ("high", {"zone": "a"})
+    assert pod["spec"]["tolerations"] == [{"key": "control-plane"}]
+    assert (pod["metadata"]["annotations"], pod["metadata"]["labels"]["team"]) == ({"note": "x"}, "y")
+    assert pod["spec"]["imagePullSecrets"] == [{"name": "registry"}]
+    assert pod["spec"]["securityContext"]["runAsUser"] == 1000
 
 
 @pytest.mark.parametrize(
@@ -197,6 +376,11 @@ def test_coordinators_run_in_the_operators_image(template: Render) -> None:
         ("watchNamespaces={No Such}", "does not match pattern"),
         ("crds.keep=perhaps", "want boolean"),
         ("replicaCount=-1", "minimum"),
+        ("log.format=xml", "value must be one of 'json', 'text'"),
+        ("metrics.port=8080", "'not' failed"),
+        ("metrics.serviceMonitor.interval=often", "does not match pattern"),
+        ("networkPolicy.apiServerPorts={0}", "want 1"),
+        ("podDisruptionBudget.minAvailable=1", "additional properties 'minAvailable' not allowed"),
     ],
 )
 def test_a_wrong_value_is_refused_by_name(helm: Path, setting: str, complaint: str) -> None:

@@ -33,11 +33,14 @@ class Authority:
     def _key(self) -> Path:
         return self.folder / "ca.key"
 
-    def issue(self, folder: Path, *, days: int = 30) -> Path:
-        """Fill ``folder`` with a new certificate, its key and ours, as a Secret is mounted; -1 days have run out."""
+    def issue(self, folder: Path, *, days: int = 30, address: str | None = None) -> Path:
+        """Fill ``folder`` with a new certificate, its key and ours, as a Secret is mounted; -1 days have run out.
+
+        ``address``: the IP address that the certificate names.
+        """
         folder.mkdir(exist_ok=True)
         request, extensions = self.folder / "request", self.folder / "extensions"
-        extensions.write_text(_EXTENSIONS)
+        extensions.write_text(_EXTENSIONS + (f"subjectAltName=IP:{address}\n" if address else ""))
         _openssl("req", "-new", *_NEW_KEY, "-keyout", folder / "tls.key", "-out", request, "-subj", "/CN=job")
         signed = ("-CA", self.certificate, "-CAkey", self._key, "-days", days, "-extfile", extensions)
         _openssl("x509", "-req", "-in", request, *signed, "-out", folder / "tls.crt")

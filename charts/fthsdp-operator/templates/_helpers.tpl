@@ -28,9 +28,10 @@ app.kubernetes.io/part-of: fthsdp
 
 {{/* What the operator may do where it runs jobs. No verb is here that it does not use. */}}
 {{- define "fthsdp.rules" -}}
+# It deletes a job when its ttlSecondsAfterFinished are over.
 - apiGroups: [fthsdp.dev]
   resources: [fthsdpjobs]
-  verbs: [get, list, watch]
+  verbs: [get, list, watch, delete]
 - apiGroups: [fthsdp.dev]
   resources: [fthsdpjobs/status]
   verbs: [patch]

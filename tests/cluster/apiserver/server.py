@@ -22,6 +22,12 @@ from tests.cluster.kube.shell import until
 CRD = Path(__file__).parents[3] / "crds" / "fthsdpjobs.yaml"
 PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kubectl")
 READY_TIMEOUT = 120.0
+AUDIT = {
+    "apiVersion": "audit.k8s.io/v1",
+    "kind": "Policy",
+    "omitStages": ["RequestReceived"],
+    "rules": [{"level": "Metadata", "userGroups": ["system:serviceaccounts"]}, {"level": "None"}],
+}
 
 
 def programs() -> Path:
@@ -41,6 +47,8 @@ class ApiServer:
     """A running one."""
 
     kubeconfig: Path
+    audit: Path
+    """What service accounts asked of it, a JSON object a line."""
 
     def kubectl(self, *arguments: str, stdin: str | None = None, fails: bool = False) -> str:
         """Run kubectl; returns what it printed, standard error as well when it is to fail."""
@@ -64,7 +72,8 @@ def running(folder: Path) -> Iterator[ApiServer]:
     (folder / "tokens").write_text("test-token,admin,1,system:masters\n")
     key = folder / "accounts.key"
     subprocess.run(["openssl", "genrsa", "-out", key, "2048"], check=True, capture_output=True)
-    server = ApiServer(kubeconfig=kubeconfig)
+    server = ApiServer(kubeconfig=kubeconfig, audit=folder / "audit.jsonl")
+    (folder / "audit.json").write_text(json.dumps(AUDIT))
     with ExitStack() as stack:
         stack.enter_context(_daemon(folder, _etcd(folder, etcd, peer)))
         stack.enter_context(_daemon(folder, _api_server(folder, etcd, port)))
@@ -91,6 +100,8 @@ def _api_server(folder: Path, etcd: int, port: int) -> list[str]:
         *(f"--cert-dir={folder}/certificates", f"--token-auth-file={folder}/tokens", "--authorization-mode=RBAC"),
         *(f"--service-account-key-file={folder}/accounts.key", "--service-cluster-ip-range=10.97.0.0/16"),
         *(f"--service-account-signing-key-file={folder}/accounts.key", "--service-account-issuer=https://test"),
+        *(f"--audit-policy-file={folder}/audit.json", f"--audit-log-path={folder}/audit.jsonl"),
+        "--enable-admission-plugins=OwnerReferencesPermissionEnforcement",  # as some clusters have it
     ]
 
 

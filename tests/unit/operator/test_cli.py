@@ -19,7 +19,7 @@ def nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(cli, "IN_CLUSTER", tmp_path / "token")
 
 
-@pytest.mark.parametrize("arguments", [[], ["nonsense"], ["operator", "--nonsense"]])
+@pytest.mark.parametrize("arguments", [[], ["nonsense"], ["operator", "--nonsense"], ["operator", "--log-level=loud"]])
 def test_what_is_no_command_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as refused:
         cli.main(arguments)

@@ -153,3 +153,70 @@ def test_a_key_that_fails_for_ever_is_still_tried(failures: int) -> None:
             assert queue.failed("a") == 0
 
     asyncio.run(story())
+
+
+def test_only_keys_that_are_due_and_free_are_waiting() -> None:
+    async def story() -> None:
+        clock = Clock()
+        queue: WorkQueue[str] = WorkQueue(clock=clock)
+        for key in "ab":
+            queue.add(key)
+        queue.add("c", delay=5)
+        assert queue.depth == 2
+        await queue.get()
+        assert queue.depth == 1
+        clock.now = 5.0
+        assert queue.depth == 2
+
+    asyncio.run(story())
+
+
+def test_how_long_a_key_was_overdue_is_told_when_it_is_handed_out() -> None:
+    async def story() -> None:
+        clock, waits = Clock(), list[float]()
+        queue: WorkQueue[str] = WorkQueue(clock=clock, waited=waits.append)
+        queue.add("a", delay=5)
+        clock.now = 7.0
+        await queue.get()
+        assert waits == [2.0]
+
+    asyncio.run(story())
+
+
+def test_a_queue_is_stuck_while_there_is_work_and_nothing_ends() -> None:
+    async def story() -> None:
+        clock = Clock()
+        queue: WorkQueue[str] = WorkQueue(clock=clock, first_retry=1)
+        queue.add("later", delay=1000)
+        clock.now = 900.0
+        assert queue.stuck() == 0
+        queue.add("a")
+        clock.now = 910.0
+        assert queue.stuck() == 10  # nobody takes it
+        await queue.get()
+        clock.now = 930.0
+        assert queue.stuck() == 30  # nobody finishes it
+        queue.failed("a")
+        assert queue.stuck() == 0
+        clock.now = 936.0
+        assert queue.stuck() == 5  # it failed, which was an end, and it is due again
+        await queue.get()
+        queue.done("a")
+        assert queue.stuck() == 0
+
+    asyncio.run(story())
+
+
+def test_a_long_piece_of_work_among_others_that_end_is_not_stuck() -> None:
+    async def story() -> None:
+        clock = Clock()
+        queue: WorkQueue[str] = WorkQueue(clock=clock)
+        for key in ("long", "short"):
+            queue.add(key)
+            await queue.get()
+        clock.now = 100.0
+        queue.done("short")
+        clock.now = 130.0
+        assert queue.stuck() == 30
+
+    asyncio.run(story())

@@ -10,7 +10,7 @@ from typing import Any
 from fthsdp.coordinator.messages import Exited, ReplicaStatus, Role, Status
 from fthsdp_operator.api import API_VERSION, ATTEMPT_LABEL, JOB_LABEL, KIND, REPLICA_LABEL, Job, format_time, parse_job
 from fthsdp_operator.cluster import AlreadyExists, Conflict, Manifest
-from fthsdp_operator.execute import reconcile
+from fthsdp_operator.execute import Witness, reconcile
 from fthsdp_operator.plan import Event
 
 NOW = 1_800_000_000.0
@@ -50,6 +50,7 @@ class World:
         self.deaf = False
         """The coordinator does not hear what it is told."""
         self.last_words: list[Manifest] = []
+        self.witness: Witness | None = None
         self._uids = itertools.count(1)
         self.objects[KIND, NAME] = copy.deepcopy(job or manifest())
 
@@ -170,6 +171,10 @@ class World:
         phase = "Succeeded" if code == 0 else "Failed"
         self.pod(name)["status"] |= {"phase": phase, "containerStatuses": [container]}
 
+    def kubelet_places(self, name: str) -> None:
+        """A pod has a node, and does not run yet."""
+        self.pod(name)["spec"]["nodeName"] = "node-1"
+
     def kubelets_start_everything(self) -> None:
         """All pending pods run."""
         for (kind, _), it in self.objects.items():
@@ -201,7 +206,7 @@ class World:
 
     async def look(self) -> float:
         """Reconcile once; returns when it wants to look again, in seconds from now."""
-        return await reconcile(self, NAMESPACE, NAME, self.now, last_words=self.last_words)
+        return await reconcile(self, NAMESPACE, NAME, self.now, last_words=self.last_words, witness=self.witness)
 
     async def settle(self) -> None:
         """Reconcile until that changes nothing any more."""
