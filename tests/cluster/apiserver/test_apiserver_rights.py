@@ -106,8 +106,10 @@ def test_a_whole_life_of_a_job_uses_each_right_and_needs_no_other(story: Story, 
             story.until(lambda: not story.pods(), "no pod is left")
             suspend(story, False)
             story.until(lambda: set(names(attempt)) <= story.pods().keys(), "all pods are back")  # noqa: B023
-        story.kubelet_starts(*names(2))
-        for name in names(2):
+        everybody = (*names(2), "llama-coordinator")
+        story.until(lambda: set(everybody) <= story.pods().keys(), "the coordinator is back as well")
+        story.kubelet_starts(*everybody)
+        for name in everybody:
             story.kubelet_ends(name, 0, phase="Succeeded")
         story.until(lambda: "llama" not in story.server.items("fthsdp", story.namespace), "the job is deleted")
     seen = list(requests(story))
