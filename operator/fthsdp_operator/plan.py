@@ -237,7 +237,7 @@ def _entry_now(job: Job, observed: Observed, index: int) -> ReplicaStatus:
     entry = entry.model_copy(update={"last_failure": policy.with_exit_code(entry.last_failure, observed)})
     if entry.state in (ReplicaState.SUSPENDED, ReplicaState.REMOVED):
         return _anew(entry)
-    if entry.state is ReplicaState.FINISHED and _waits_for_others(observed):
+    if entry.state is ReplicaState.FINISHED and _waits_for_others(job, observed):
         return entry.model_copy(update={"state": ReplicaState.STARTING})
     if entry.state not in _OUT and _finished(job, observed, entry):
         return entry.model_copy(update={"state": ReplicaState.FINISHED})
@@ -265,20 +265,34 @@ def _taken_back(job: Job, entries: list[ReplicaStatus]) -> list[ReplicaStatus]:
 
 
 def _finished(job: Job, observed: Observed, entry: ReplicaStatus) -> bool:
-    """All pods exited with 0. A replica that was asked to leave does so too, but one of its pods is being deleted.
+    """Whether a replica has done its part.
 
-    A script that ends with 0 while nobody can train, or before anybody did, is not at the end of the run.
+    A script that ends with 0 while nobody can train, or before anybody did, is not at the end of the run, unless all of
+    them end so: then there was nothing to do.
     """
+    if not _exited_well(job, observed, entry):
+        return False
+    trained = _step(job, observed) > 0 and not _waits_for_others(job, observed)
+    return trained or _run_is_over(observed) or _all_exited_well(job, observed)
+
+
+def _exited_well(job: Job, observed: Observed, entry: ReplicaStatus) -> bool:
+    """All pods exited with 0. A replica that was asked to leave does so too, but one of its pods is being deleted."""
     pods = observed.group(entry.index, entry.attempt)
     good = [pod for pod in pods if pod.phase == "Succeeded" and pod.deleted is None]
-    if len(good) < job.spec.pods_per_replica:
-        return False
-    return _run_is_over(observed) or (_step(job, observed) > 0 and not _waits_for_others(observed))
+    return len(good) == job.spec.pods_per_replica
 
 
-def _waits_for_others(observed: Observed) -> bool:
+def _all_exited_well(job: Job, observed: Observed) -> bool:
+    entries = [job.status.replica(index) or ReplicaStatus(index=index) for index in range(job.spec.groups)]
+    counted = [entry for entry in entries if entry.state is not ReplicaState.ABANDONED]
+    return all(_exited_well(job, observed, entry) for entry in counted)
+
+
+def _waits_for_others(job: Job, observed: Observed) -> bool:
     """The coordinator waits until enough replicas are back: somebody is missing who ended too early."""
-    return observed.coordinator is not None and observed.coordinator.paused and not observed.coordinator.finished
+    known = observed.coordinator
+    return known is not None and known.paused and not known.finished and not _all_exited_well(job, observed)
 
 
 def _groups(job: Job, observed: Observed, entries: list[ReplicaStatus], now: float, *, over: bool) -> list[_Group]:

@@ -46,3 +46,17 @@ def test_pods_that_run_on_long_after_the_coordinator_left_are_stopped_and_the_jo
         ]
 
     asyncio.run(story())
+
+
+def test_a_job_whose_scripts_all_have_nothing_to_do_is_complete() -> None:
+    async def story() -> None:
+        world = World()
+        await world.settle()
+        world.kubelets_start_everything()
+        for name in world.pods:
+            if not name.endswith("coordinator"):
+                world.exits(name, 0)
+        await world.settle()
+        assert world.job.status.state is JobState.COMPLETE
+
+    asyncio.run(story())
