@@ -109,13 +109,13 @@ class Operator:
         return now() + self._ahead
 
     async def _run(self) -> None:
-        await self._ending(self.leadership.acquire())
+        await self._ending(self.leadership.acquire)
         if not self.why:
-            await self._ending(self.leadership.keep())
+            await self._ending(self.leadership.keep)
 
-    async def _ending(self, work: Awaitable[object]) -> None:
+    async def _ending(self, work: Callable[[], Awaitable[object]]) -> None:
         try:
-            await work
+            await work()
         except (Ended, ConfigError) as ended:
             self.why = str(ended)
 
@@ -134,7 +134,7 @@ class Operator:
 
     def goes_on(self) -> None:
         """SIGCONT; one that has led goes on renewing."""
-        self._task = asyncio.create_task(self._ending(self.leadership.keep()))
+        self._task = asyncio.create_task(self._ending(self.leadership.keep))
 
 
 def now() -> float:
