@@ -29,7 +29,7 @@ from fthsdp.coordinator.messages import Exited, Status
 from fthsdp.errors import ConfigError, WireError
 from fthsdp.tls import Credentials, Tls
 from fthsdp_operator.api import API_VERSION, JOB_LABEL, KIND, PLURAL, Job, coordinator_name, format_time
-from fthsdp_operator.cluster import AlreadyExists, ClusterError, Conflict, Manifest, Unanswered
+from fthsdp_operator.cluster import AlreadyExists, Busy, ClusterError, Conflict, Manifest, Unanswered
 from fthsdp_operator.plan import Event
 from fthsdp_operator.render import COORDINATOR_PORT, secret_name
 
@@ -336,7 +336,7 @@ def _answer(what: str, status: int, content: bytes, *, retry_after: float) -> Ma
         raise _NotFound(message)
     if status == 409:
         raise (AlreadyExists if words.get("reason") == "AlreadyExists" else Conflict)(message)
-    raise ClusterError(message, retry_after=retry_after)
+    raise (Busy if status == 429 or status >= 500 else ClusterError)(message, retry_after=retry_after)
 
 
 def _path(kind: str, namespace: str, name: str | None = None) -> str:

@@ -13,7 +13,7 @@ from fthsdp.errors import FthsdpError
 from fthsdp_operator.api import Job
 from fthsdp_operator.plan import Event
 
-__all__ = ["AlreadyExists", "Cluster", "ClusterError", "Conflict", "Manifest", "Unanswered"]
+__all__ = ["AlreadyExists", "Busy", "Cluster", "ClusterError", "Conflict", "Manifest", "Unanswered"]
 
 Manifest = dict[str, Any]
 
@@ -29,6 +29,10 @@ class ClusterError(FthsdpError):
 
 class Unanswered(ClusterError):
     """Nobody answered, or not in time."""
+
+
+class Busy(ClusterError):
+    """It answered that it cannot do it now."""
 
 
 class Conflict(ClusterError):

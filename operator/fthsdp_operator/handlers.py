@@ -183,14 +183,18 @@ async def _telling(metrics: Metrics, port: int | None) -> AsyncIterator[None]:
 async def _stand_by(leadership: Leadership, health_port: int | None) -> bool:
     """Wait for the lease; False when a signal came first. kopf takes the signals over as soon as it runs."""
     waiting = asyncio.create_task(leadership.acquire())
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, waiting.cancel)
-    async with answering(health_port):
-        try:
+    loop, signals = asyncio.get_running_loop(), (signal.SIGINT, signal.SIGTERM)
+    for number in signals:
+        loop.add_signal_handler(number, waiting.cancel)
+    try:
+        async with answering(health_port):
             await waiting
-        except asyncio.CancelledError:
-            return False
-        return True
+    except asyncio.CancelledError:
+        return False
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)  # until kopf runs they end the process, and are not lost
+    return True
 
 
 async def _lead(leadership: Leadership, work: Coroutine[Any, Any, None]) -> None:

@@ -31,7 +31,7 @@ from datetime import UTC, datetime
 from typing import Any, NoReturn, Protocol
 
 from fthsdp.errors import ConfigError
-from fthsdp_operator.cluster import AlreadyExists, ClusterError, Conflict, Manifest, Unanswered
+from fthsdp_operator.cluster import AlreadyExists, Busy, ClusterError, Conflict, Manifest, Unanswered
 
 __all__ = [
     "LEASE_DURATION",
@@ -108,8 +108,8 @@ class Election:
     def claim(self, lease: Manifest | None, now: float, wall: float) -> Manifest | None:
         """Return the lease to be written in order to have it; None while it is somebody else's.
 
-        ``wall`` is Unix time, and only for people who read the lease. One that was deleted still counts for as long as
-        it would have: its holder may not know yet.
+        ``wall`` is Unix time, and only for people who read the lease. One that was deleted, or made anew, still counts
+        for as long as it would have: its holder may not know yet.
         """
         if lease is not None:
             self._note(lease, now)
@@ -126,7 +126,7 @@ class Election:
 
     def _note(self, lease: Manifest, now: float) -> None:
         spec = lease.get("spec") or {}
-        if spec != self._spec:
+        if spec and spec != self._spec:
             self._spec, self._since = spec, now
 
     def _duration(self) -> float:
@@ -214,7 +214,7 @@ class Leadership:
         except (Conflict, AlreadyExists):
             return False  # somebody else was faster
         except (ClusterError, TimeoutError) as error:
-            if first and not isinstance(error, Unanswered | TimeoutError):
+            if first and not isinstance(error, Unanswered | Busy | TimeoutError):
                 raise ConfigError(f"the lease {self._place} cannot be had: {_words(error)}") from error
             log.warning("the lease %s: %s", self._place, _words(error))
             return False

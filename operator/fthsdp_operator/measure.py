@@ -228,7 +228,7 @@ def _count(before: Tally | None, job: Job, todo: Plan, now: float, recoveries: M
         step=status.step,
         replicas=counts,
         runs=not status.terminal and not suspended and job.metadata.deletion_timestamp is None,
-        available=status.ready_replicas,
+        available=0 if status.state is JobState.PAUSED else status.ready_replicas,
         desired=job.spec.replicas,
         available_seconds=before.available_seconds + before.available * gap if before is not None else 0.0,
         desired_seconds=before.desired_seconds + before.desired * gap if before is not None else 0.0,

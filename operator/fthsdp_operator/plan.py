@@ -237,7 +237,7 @@ def _entry_now(job: Job, observed: Observed, index: int) -> ReplicaStatus:
     entry = entry.model_copy(update={"last_failure": policy.with_exit_code(entry.last_failure, observed)})
     if entry.state in (ReplicaState.SUSPENDED, ReplicaState.REMOVED):
         return _anew(entry)
-    if entry.state is ReplicaState.FINISHED and _waits_for_others(job, observed):
+    if entry.state in _ENDED and _waits_for_others(job, observed):  # the run is not over, as it had seemed
         return entry.model_copy(update={"state": ReplicaState.STARTING})
     if entry.state not in _OUT and _finished(job, observed, entry):
         return entry.model_copy(update={"state": ReplicaState.FINISHED})

@@ -183,7 +183,8 @@ def test_an_operator_acts_only_while_it_holds_a_lease_that_it_may_touch(template
     assert role["metadata"]["namespace"] == binding["metadata"]["namespace"] == "fthsdp-system"
     assert binding["roleRef"]["name"] == role["metadata"]["name"]
     lease = {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"]}
-    assert role["rules"] == [{**lease, "resourceNames": ["fthsdp-operator"], "verbs": ["get", "update"]}]
+    one = {**lease, "resourceNames": ["fthsdp-operator"], "verbs": ["get", "update"]}
+    assert role["rules"] == [one, {**lease, "verbs": ["create"]}]
     (made,) = of_kind(objects, "Lease")
     assert made.keys() == {"apiVersion", "kind", "metadata"}  # an upgrade leaves alone what the operator writes
     assert (made["metadata"]["namespace"], made["metadata"]["name"]) == ("fthsdp-system", "fthsdp-operator")

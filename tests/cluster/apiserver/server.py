@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -18,6 +17,8 @@ from typing import Any
 
 from tests.cluster.kube.binaries import program_folder
 from tests.cluster.kube.shell import until
+
+from fthsdp_operator.local.ports import free_port
 
 CRD = Path(__file__).parents[3] / "crds" / "fthsdpjobs.yaml"
 PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kubectl")
@@ -66,7 +67,8 @@ class ApiServer:
 @contextmanager
 def running(folder: Path) -> Iterator[ApiServer]:
     """Start one that keeps its files in ``folder``, with our CRD; gone when this returns."""
-    etcd, peer, port = (free_port() for _ in range(3))
+    taken: set[int] = set()
+    etcd, peer, port = (free_port(taken) for _ in range(3))
     kubeconfig = folder / "kubeconfig"
     kubeconfig.write_text(_kubeconfig(port))
     (folder / "tokens").write_text("test-token,admin,1,system:masters\n")
@@ -147,11 +149,3 @@ users: [{{name: u, user: {{token: test-token}}}}]
 contexts: [{{name: c, context: {{cluster: c, user: u}}}}]
 current-context: c
 """
-
-
-def free_port() -> int:
-    """Return a port of the loopback interface on which nobody listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -6,26 +6,27 @@ import asyncio
 import json
 import signal
 import subprocess
-import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
-from tests.cluster.apiserver.server import ApiServer, free_port
+from tests.cluster.apiserver.server import ApiServer
 from tests.cluster.apiserver.test_apiserver_operator import TRAINERS, Story, uids
 from tests.cluster.kube.shell import until
 
 from fthsdp.errors import ConfigError
 from fthsdp_operator.apiserver import Access, KubernetesCluster
 from fthsdp_operator.lease import LEASE_DURATION, RETRY_PERIOD, Leadership, Place
+from fthsdp_operator.local.ports import free_port
 
 pytestmark = pytest.mark.cluster
 
-LATEST = LEASE_DURATION + 2 * RETRY_PERIOD + 3.0
-"""Seconds after which another operator acts; three of them for a machine that is busy."""
+LATEST = LEASE_DURATION + 30.0
+"""Seconds after which another operator acts, also on a machine that is busy."""
 
 
 class Pair(Story):
@@ -34,7 +35,7 @@ class Pair(Story):
     def __init__(self, server: ApiServer, namespace: str, folder: Path) -> None:
         super().__init__(server, namespace, folder)
         self.logs = folder / "first.log", folder / "second.log"
-        self.port = free_port()
+        self.port = free_port(set())
 
     @contextmanager
     def both(self) -> Iterator[tuple[subprocess.Popen[bytes], subprocess.Popen[bytes]]]:
@@ -53,8 +54,12 @@ class Pair(Story):
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/healthz", timeout=5) as answer:
             return bool(answer.status == 200)
 
+    def lease(self) -> dict[str, Any]:
+        """Return its spec."""
+        return dict(self.server.items("leases", self.namespace)["fthsdp-operator"]["spec"])
+
     def holder(self) -> str:
-        return str(self.server.items("leases", self.namespace)["fthsdp-operator"]["spec"].get("holderIdentity", ""))
+        return str(self.lease().get("holderIdentity", ""))
 
     def changes_hands(self, since: str) -> None:
         until(lambda: self.holder() not in ("", since), "the lease changes hands", timeout=LATEST, log=self.logs[1])
@@ -63,6 +68,10 @@ class Pair(Story):
 @pytest.fixture
 def pair(apiserver: ApiServer, namespace: str, tmp_path: Path) -> Pair:
     return Pair(apiserver, namespace, tmp_path)
+
+
+def moment(time: str) -> datetime:
+    return datetime.fromisoformat(time)
 
 
 def restarts(pair: Pair) -> list[tuple[int, int]]:
@@ -75,9 +84,11 @@ def test_when_the_leader_is_killed_the_other_takes_over_and_restarts_nothing_twi
         before, leader = uids(pair.pods()), pair.holder()
         pair.kubectl("delete", "pod", "llama-r2-a0-1", "--wait=false")
         first.kill()  # in the middle of what follows from that, or before
-        killed = time.monotonic()
+        first.wait(timeout=30)
+        last = pair.lease()
         pair.changes_hands(leader)
-        assert time.monotonic() - killed >= LEASE_DURATION - RETRY_PERIOD - 1
+        renewed, acquired = last["renewTime"], pair.lease()["acquireTime"]
+        assert (moment(acquired) - moment(renewed)).total_seconds() >= LEASE_DURATION
         pair.until(lambda: {"llama-r2-a1-0", "llama-r2-a1-1"} <= pair.pods().keys(), "replica 2 is back")
         pair.kubectl("delete", "pod", "llama-r0-a0-0", "--wait=false")
         pair.until(lambda: {"llama-r0-a1-0", "llama-r0-a1-1"} <= pair.pods().keys(), "replica 0 is back")
@@ -110,7 +121,7 @@ def test_a_leader_that_is_asked_to_leave_is_followed_at_once(pair: Pair) -> None
         leader = pair.holder()
         first.send_signal(signal.SIGTERM)
         assert first.wait(timeout=30) == 0
-        until(lambda: pair.holder() not in ("", leader), "the other leads", timeout=RETRY_PERIOD + 3)
+        until(lambda: pair.holder() not in ("", leader), "the other leads", timeout=10)
         pair.kubectl("delete", "pod", "llama-r0-a0-0", "--wait=false")
         pair.until(lambda: "llama-r0-a1-0" in pair.pods(), "it acts")
 
@@ -119,7 +130,7 @@ def test_who_stands_by_leaves_when_it_is_asked_to(pair: Pair) -> None:
     with pair.both() as (_, second):
         second.send_signal(signal.SIGTERM)
         assert second.wait(timeout=30) == 0
-        assert pair.logs[1].read_text().count("\n") == 1  # that it stood by, and nothing else
+        assert "this operator holds the lease" not in pair.logs[1].read_text()
 
 
 # --- the rights of the chart's Role ---------------------------------------------------------------------------------
@@ -127,9 +138,12 @@ def test_who_stands_by_leaves_when_it_is_asked_to(pair: Pair) -> None:
 
 def account(server: ApiServer, namespace: str, folder: Path, *verbs: str) -> Access:
     """Return the access of a service account with these rights to the lease."""
-    leases = {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "resourceNames": ["operator"]}
+    leases = {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"]}
+    rules = [{**leases, "resourceNames": ["operator"], "verbs": [verb for verb in verbs if verb != "create"]}]
+    if "create" in verbs:
+        rules.append({**leases, "verbs": ["create"]})
     meta = {"metadata": {"name": "operator"}}
-    role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", **meta, "rules": [{**leases, "verbs": verbs}]}
+    role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", **meta, "rules": rules}
     for made in (role, {"apiVersion": "v1", "kind": "ServiceAccount", **meta}):
         server.kubectl("create", "-n", namespace, "-f", "-", stdin=json.dumps(made))
     server.kubectl(
@@ -148,8 +162,12 @@ def make_lease(server: ApiServer, namespace: str) -> None:
     server.kubectl("create", "-n", namespace, "-f", "-", stdin=json.dumps(lease))
 
 
+class Ended(BaseException):
+    """The process ended."""
+
+
 def end(why: str) -> NoReturn:
-    raise AssertionError(why)
+    raise Ended(why)
 
 
 async def get_and_give_back(access: Access, namespace: str) -> None:
@@ -161,14 +179,19 @@ async def get_and_give_back(access: Access, namespace: str) -> None:
         await asyncio.wait([keeper], timeout=RETRY_PERIOD + 1)
         assert not keeper.done()
         keeper.cancel()
+        await asyncio.gather(keeper, return_exceptions=True)
         await leadership.resign()
     finally:
         await cluster.close()
 
 
-def test_the_rights_of_the_charts_role_are_enough(apiserver: ApiServer, namespace: str, tmp_path: Path) -> None:
-    access = account(apiserver, namespace, tmp_path, "get", "update")
-    make_lease(apiserver, namespace)
+@pytest.mark.parametrize("made", [True, False], ids=["made by the chart", "made by the operator"])
+def test_the_rights_of_the_charts_role_are_enough(
+    apiserver: ApiServer, namespace: str, tmp_path: Path, made: bool
+) -> None:
+    access = account(apiserver, namespace, tmp_path, "get", "update", "create")
+    if made:
+        make_lease(apiserver, namespace)
     for changes in (0, 1):
         asyncio.run(get_and_give_back(access, namespace))
         spec = apiserver.items("leases", namespace)["operator"]["spec"]
@@ -176,19 +199,12 @@ def test_the_rights_of_the_charts_role_are_enough(apiserver: ApiServer, namespac
         assert (spec["leaseTransitions"], spec["leaseDurationSeconds"]) == (changes, 15)
 
 
-@pytest.mark.parametrize(("right", "missing"), [("get", "update"), ("update", "get")])
+@pytest.mark.parametrize(("right", "missing"), [("get", "update"), ("update", "get"), ("get", "create")])
 def test_without_one_of_them_the_operator_says_so(
     apiserver: ApiServer, namespace: str, tmp_path: Path, right: str, missing: str
 ) -> None:
     access = account(apiserver, namespace, tmp_path, right)
-    make_lease(apiserver, namespace)
+    if missing != "create":
+        make_lease(apiserver, namespace)
     with pytest.raises(ConfigError, match=rf"403 Forbidden: leases\.coordination\.k8s\.io .* cannot {missing} "):
-        asyncio.run(get_and_give_back(access, namespace))
-
-
-def test_where_the_lease_is_missing_it_says_that_it_may_not_make_one(
-    apiserver: ApiServer, namespace: str, tmp_path: Path
-) -> None:
-    access = account(apiserver, namespace, tmp_path, "get", "update")
-    with pytest.raises(ConfigError, match=r"403 Forbidden: leases\.coordination\.k8s\.io .* cannot create "):
         asyncio.run(get_and_give_back(access, namespace))

@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from fthsdp_operator.apiserver import Access, KubernetesCluster
-from fthsdp_operator.cluster import AlreadyExists, ClusterError, Conflict, Manifest, Unanswered
+from fthsdp_operator.cluster import AlreadyExists, Busy, ClusterError, Conflict, Manifest, Unanswered
 
 pytestmark = pytest.mark.local
 
@@ -88,11 +88,12 @@ async def silence(request: web.Request) -> web.Response:
     [
         (status(409, "AlreadyExists"), AlreadyExists, "409 AlreadyExists: said the server", 0),
         (status(409, "Conflict"), Conflict, "409 Conflict: said the server", 0),
-        (status(429, "TooManyRequests", Retry_After="7"), ClusterError, "429 TooManyRequests: said the server", 7),
-        (status(429, "TooManyRequests", Retry_After="86400"), ClusterError, "429", 60),
-        (status(503, "ServiceUnavailable", Retry_After="soon"), ClusterError, "503", 0),
-        (status(500, "InternalError"), ClusterError, "500 InternalError: said the server", 0),
-        (page, ClusterError, "502 : <html>Bad Gateway</html>", 0),
+        (status(429, "TooManyRequests", Retry_After="7"), Busy, "429 TooManyRequests: said the server", 7),
+        (status(429, "TooManyRequests", Retry_After="86400"), Busy, "429", 60),
+        (status(503, "ServiceUnavailable", Retry_After="soon"), Busy, "503", 0),
+        (status(500, "InternalError"), Busy, "500 InternalError: said the server", 0),
+        (page, Busy, "502 : <html>Bad Gateway</html>", 0),
+        (status(403, "Forbidden"), ClusterError, "403 Forbidden: said the server", 0),
         (reset, Unanswered, "the API server does not answer: ", 0),
     ],
 )

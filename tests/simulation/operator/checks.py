@@ -165,11 +165,11 @@ class Checks:
         if attempts == 0:
             if restarts or len(new.recent_restarts) > len(old.recent_restarts):
                 self.fail(f"{what}: a restart is counted without a new attempt")
-            early = old.state is ReplicaState.FINISHED and self._world.gave_up
+            early = self._world.gave_up
             if old.state in _ENDED and new.state not in (*_ENDED, ReplicaState.REMOVED) and not early:
                 self.fail(f"{what}: it had ended")
             return
-        if old.state in _ENDED and not (old.state is ReplicaState.FINISHED and self._world.gave_up):
+        if old.state in _ENDED and not self._world.gave_up:
             self.fail(f"{what}: it had ended, and is started again")
         if old.state in _AWAY:
             if restarts:

@@ -17,8 +17,8 @@ from tests.simulation.operator.checks import Checks
 from tests.simulation.operator.nodes import Nodes
 from tests.simulation.operator.operators import AT_WORK, Operator
 from tests.simulation.operator.server import Server, uid_of
-from tests.simulation.operator.timeline import Timeline
 from tests.simulation.operator.training import Training
+from tests.timeline import Timeline
 
 from fthsdp_operator import execute
 from fthsdp_operator import plan as rules

@@ -10,10 +10,10 @@ from typing import Any, NoReturn
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.operator.virtual import run
+from tests.timeline import run
 
 from fthsdp.errors import ConfigError
-from fthsdp_operator.cluster import AlreadyExists, ClusterError, Conflict, Manifest, Unanswered
+from fthsdp_operator.cluster import AlreadyExists, Busy, ClusterError, Conflict, Manifest, Unanswered
 from fthsdp_operator.lease import LEASE_DURATION, RENEW_DEADLINE, RETRY_PERIOD, Election, Leadership, Place
 
 PLACE = Place(namespace="system", name="operator")
@@ -286,6 +286,33 @@ def test_a_lease_that_somebody_deletes_is_made_again_by_its_holder() -> None:
         server.lease = None
         took = await until(lambda: other.acts, within=LATEST)
         assert took >= LEASE_DURATION - RETRY_PERIOD
+
+    run(story())
+
+
+def test_a_lease_that_somebody_empties_still_counts_for_its_holder() -> None:
+    async def story() -> None:
+        server = Server()
+        leader, other = await leader_and_other(server)
+        assert server.lease is not None
+        await leader.stops()
+        server.put({**server.lease, "spec": {}})
+        took = await until(lambda: other.acts, within=LATEST)
+        assert took >= LEASE_DURATION - RETRY_PERIOD
+
+    run(story())
+
+
+@pytest.mark.parametrize(("answer", "waits"), [(ClusterError("403 Forbidden"), False), (Busy("503"), True)])
+def test_a_server_that_is_busy_is_waited_for_and_one_that_refuses_is_not(answer: ClusterError, waits: bool) -> None:
+    async def story() -> None:
+        candidate = Operator(Server(), "a")
+        candidate.line.refused = answer
+        await asyncio.sleep(60)
+        assert bool(candidate.why) is not waits
+        candidate.line.refused = None
+        await asyncio.sleep(5)
+        assert candidate.acts is waits
 
     run(story())
 

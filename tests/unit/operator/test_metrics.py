@@ -72,6 +72,20 @@ def test_time_is_summed_over_replicas_and_a_missing_one_only_as_desired() -> Non
     asyncio.run(story())
 
 
+def test_while_the_job_is_paused_nobody_trains() -> None:
+    async def story() -> None:
+        world = Counted(manifest(minReplicas=3))
+        await world.train()
+        world.exits("r2-a0-0", 1)
+        await world.settle()
+        assert world.job.status.state is JobState.PAUSED
+        before = world.of_job("fthsdp_available_replica_seconds_total")
+        await world.passes(20)
+        assert world.of_job("fthsdp_available_replica_seconds_total") == before
+
+    asyncio.run(story())
+
+
 def test_time_that_nobody_saw_is_not_counted() -> None:
     async def story() -> None:
         world = Counted()

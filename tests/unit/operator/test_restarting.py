@@ -229,6 +229,31 @@ def test_a_script_that_ends_with_0_while_the_others_wait_for_it_is_started_again
     asyncio.run(story())
 
 
+def test_who_failed_while_the_run_seemed_to_be_over_is_started_again_when_it_is_not() -> None:
+    async def story() -> None:
+        world = World()
+        await world.train()
+        for name in ("r1-a0-0", "r1-a0-1"):
+            world.exits(name, 1)
+        for name in ("r0-a0-0", "r0-a0-1"):
+            world.exits(name, 0)
+        await world.settle()
+        assert [entry.state for entry in world.job.status.replica_statuses[:2]] == [
+            ReplicaState.FINISHED,
+            ReplicaState.FAILED,
+        ]
+        world.everybody_trains()
+        assert world.coordinator is not None
+        world.coordinator = world.coordinator.model_copy(update={"paused": True})
+        await world.settle()
+        assert {"r1-a1-0", "r1-a1-1"} <= world.pods.keys()
+        world.now += 61
+        await world.settle()
+        assert {"r0-a1-0", "r0-a1-1"} <= world.pods.keys()
+
+    asyncio.run(story())
+
+
 def test_pods_that_are_not_there_yet_are_created_and_cost_nothing() -> None:
     async def story() -> None:
         world = World()

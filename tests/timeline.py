@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import selectors
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Coroutine, Mapping
+from typing import Any, TypeVar
 
-__all__ = ["Timeline"]
+__all__ = ["Timeline", "run"]
+
+T = TypeVar("T")
 
 
 class Timeline(asyncio.SelectorEventLoop):
@@ -45,3 +47,9 @@ class _Patience(selectors.BaseSelector):
             raise RuntimeError("nothing will ever happen any more")
         self._timeline.seconds += max(0.0, timeout)
         return []
+
+
+def run(story: Coroutine[Any, Any, T]) -> T:
+    """Run a story to its end; ``asyncio.get_running_loop().time()`` is its time in seconds."""
+    with asyncio.Runner(loop_factory=Timeline) as runner:
+        return runner.run(story)
