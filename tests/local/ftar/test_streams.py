@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from queue import Queue
 from typing import Any
 
 import pytest
@@ -38,6 +39,7 @@ class Impostor:
     def __init__(self, endpoint: Endpoint, key: bytes) -> None:
         self._key = key
         self.endpoint = endpoint
+        self.arrived: Queue[socket.socket] = Queue()
         self.dialled_us: list[socket.socket] = []
         """The member's connections to us: it sends here."""
         self.we_dialled: list[socket.socket] = []
@@ -55,8 +57,8 @@ class Impostor:
             self.we_dialled.append(stack.enter_context(sock))
         member.await_connected(1)
         member.engine.activate(1)
-        for sock in self.dialled_us:
-            stack.enter_context(sock)
+        # The member may be connected before the endpoint's thread has handed over the last of them.
+        self.dialled_us += [stack.enter_context(self.arrived.get(timeout=10)) for _ in range(STREAMS)]
 
 
 @contextmanager
@@ -64,7 +66,7 @@ def facing_an_impostor(make_member: Any, key: bytes) -> Iterator[tuple[Any, Impo
     """Yield a real member 0 whose only neighbour is an impostor."""
     endpoint = Endpoint(host="127.0.0.1", key=key, job="test")
     impostor = Impostor(endpoint, key)
-    endpoint.serve("rail", lambda sock, hello: impostor.dialled_us.append(sock))
+    endpoint.serve("rail", lambda sock, hello: impostor.arrived.put(sock))
     member = make_member(0, settings=SETTINGS)
     try:
         with ExitStack() as stack:
