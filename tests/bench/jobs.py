@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 from abc import ABC, abstractmethod
@@ -21,17 +20,11 @@ from typing import Any
 from tests.bench.peers import torchft_environment
 from tests.bench.processes import Child, Event, environment
 from tests.bench.workload import Workload
+from tests.ports import free_port
 
-__all__ = ["SYSTEMS", "FthsdpJob", "Job", "TorchftJob", "free_port"]
+__all__ = ["SYSTEMS", "FthsdpJob", "Job", "TorchftJob"]
 
 KEY = "0123456789abcdef" * 4
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 class Job(ABC):

@@ -7,11 +7,12 @@ import sys
 from collections.abc import Sequence
 
 from tests.bench.figures import PAIRED, Figure, Of, at_most
-from tests.bench.jobs import FthsdpJob, Job, free_port
+from tests.bench.jobs import FthsdpJob, Job
 from tests.bench.plan import Plan
 from tests.bench.processes import Child, Event
 from tests.bench.recipe import RANKS, REPLICAS
 from tests.bench.workload import Workload
+from tests.ports import free_port
 
 __all__ = ["healthy_steps"]
 

@@ -17,8 +17,7 @@ from typing import Any
 
 from tests.cluster.kube.binaries import program_folder
 from tests.cluster.kube.shell import until
-
-from fthsdp_operator.local.ports import free_port
+from tests.ports import free_port
 
 CRD = Path(__file__).parents[3] / "crds" / "fthsdpjobs.yaml"
 PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kubectl")
@@ -67,8 +66,7 @@ class ApiServer:
 @contextmanager
 def running(folder: Path) -> Iterator[ApiServer]:
     """Start one that keeps its files in ``folder``, with our CRD; gone when this returns."""
-    taken: set[int] = set()
-    etcd, peer, port = (free_port(taken) for _ in range(3))
+    etcd, peer, port = (free_port() for _ in range(3))
     kubeconfig = folder / "kubeconfig"
     kubeconfig.write_text(_kubeconfig(port))
     (folder / "tokens").write_text("test-token,admin,1,system:masters\n")

@@ -17,11 +17,11 @@ import pytest
 from tests.cluster.apiserver.server import ApiServer
 from tests.cluster.apiserver.test_apiserver_operator import TRAINERS, Story, uids
 from tests.cluster.kube.shell import until
+from tests.ports import free_port
 
 from fthsdp.errors import ConfigError
 from fthsdp_operator.apiserver import Access, KubernetesCluster
 from fthsdp_operator.lease import LEASE_DURATION, RETRY_PERIOD, Leadership, Place
-from fthsdp_operator.local.ports import free_port
 
 pytestmark = pytest.mark.cluster
 
@@ -35,7 +35,7 @@ class Pair(Story):
     def __init__(self, server: ApiServer, namespace: str, folder: Path) -> None:
         super().__init__(server, namespace, folder)
         self.logs = folder / "first.log", folder / "second.log"
-        self.port = free_port(set())
+        self.port = free_port()
 
     @contextmanager
     def both(self) -> Iterator[tuple[subprocess.Popen[bytes], subprocess.Popen[bytes]]]:

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from tests.cluster.apiserver.server import ApiServer
 from tests.cluster.apiserver.test_apiserver_operator import TRAINERS, Story
-
-from fthsdp_operator.local.ports import free_port
+from tests.ports import free_port
 
 pytestmark = pytest.mark.cluster
 
@@ -21,7 +20,7 @@ class Watched(Story):
 
     def __init__(self, server: ApiServer, namespace: str, folder: Path) -> None:
         super().__init__(server, namespace, folder)
-        self.port = free_port(set())
+        self.port = free_port()
         self.options = (f"--metrics-port={self.port}", "--log-format=json")
 
     def metrics(self) -> dict[str, float]:

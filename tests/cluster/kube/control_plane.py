@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import base64
 import json
-import socket
 from pathlib import Path
 from subprocess import Popen
 
 from tests.cluster.kube.layout import BRIDGE, HOST_ADDRESS, SERVICE_NETWORK, Layout
 from tests.cluster.kube.shell import ClusterError, run, start_daemon, until
+from tests.ports import free_port
 
 __all__ = ["start_control_plane"]
 
@@ -42,7 +42,7 @@ def start_control_plane(layout: Layout, programs: Path) -> None:
 
 def _start_etcd(layout: Layout, programs: Path) -> str:
     """Return its address. On ports that are free: another etcd may run here."""
-    clients, peers = f"http://127.0.0.1:{_free_port()}", f"http://127.0.0.1:{_free_port()}"
+    clients, peers = f"http://127.0.0.1:{free_port()}", f"http://127.0.0.1:{free_port()}"
     _daemon(
         *(layout, programs / "etcd", "--data-dir", layout.folder / "etcd", "--unsafe-no-fsync"),
         *("--listen-client-urls", clients, "--advertise-client-urls", clients),
@@ -109,13 +109,6 @@ def _succeeds(*command: str | Path) -> bool:
     except ClusterError:
         return False
     return True
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _write_keys(folder: Path) -> None:

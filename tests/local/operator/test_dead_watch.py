@@ -18,13 +18,13 @@ from pathlib import Path
 import aiohttp
 import pytest
 from aiohttp import web
+from tests.ports import free_port
 
 from fthsdp.errors import ConfigError
 from fthsdp_operator import handlers
 from fthsdp_operator.api import API_VERSION, GROUP, KIND, PLURAL, VERSION
 from fthsdp_operator.apiserver import Access
 from fthsdp_operator.liveness import Limits
-from fthsdp_operator.local.ports import free_port
 
 pytestmark = pytest.mark.local
 
@@ -130,7 +130,7 @@ async def serving(server: Server) -> AsyncIterator[int]:
     app.router.add_get("/{path:.*}", server.answer)
     runner = web.AppRunner(app, handle_signals=False, shutdown_timeout=0.1)
     await runner.setup()
-    port = free_port(set())
+    port = free_port()
     await web.TCPSite(runner, "127.0.0.1", port).start()
     try:
         yield port
@@ -154,8 +154,8 @@ current-context: c
 @asynccontextmanager
 async def operating(server: Server, folder: Path) -> AsyncIterator[Operator]:
     """Run an operator of this server, and wait until it watches everything and is healthy."""
-    health = free_port(set())
-    metrics = free_port({health})
+    health = free_port()
+    metrics = free_port()
     async with serving(server) as port, aiohttp.ClientSession() as session:
         running = asyncio.create_task(
             handlers.run(

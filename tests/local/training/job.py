@@ -12,7 +12,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -24,6 +23,7 @@ from typing import Any, TypeVar
 
 from tests.local.forks import FORKS
 from tests.local.training.points import Linger, count_passes
+from tests.ports import free_port
 
 DEADLINE = 120.0
 """Seconds for anything: a run takes some twenty, and the machine may be busy."""
@@ -56,13 +56,6 @@ def brief(*, steps: int, compute: float) -> tuple[str, ...]:
     """Return the arguments of a run of little computing, one pass a step; ``compute`` is slept in it, in seconds."""
     data = ("--data", str(TEXT), "--sequence-length", "16", "--micro-batch-size", "8")
     return "--steps", str(steps), "--emulate-compute", str(compute), *data
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 def wait_for(what: str, look: Callable[[], T | None], deadline: float = DEADLINE) -> T:
