@@ -361,7 +361,7 @@ def _event(job: Job, event: Event, name: str, now: float) -> Manifest:
             "namespace": job.namespace,
             "uid": job.metadata.uid,
         },
-        "type": "Warning" if event.warning else "Normal",
+        "type": event.type,
         "reason": event.reason,
         "message": event.message[:1024],
         "source": {"component": "fthsdp-operator"},

@@ -94,6 +94,11 @@ class Event:
     """The replica that it speaks of, where it is one."""
     attempt: int | None = None
 
+    @property
+    def type(self) -> str:
+        """What Kubernetes calls it: Normal or Warning."""
+        return "Warning" if self.warning else "Normal"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
@@ -453,14 +458,7 @@ def _abandoned(
     job: Job, observed: Observed, entry: ReplicaStatus, failure: Failure, verdict: policy.Verdict, now: float
 ) -> _Group:
     """Let a replica go for good. Its pods that have ended stay, for their logs."""
-    after = entry.model_copy(
-        update={
-            "state": ReplicaState.ABANDONED,
-            "next_restart_time": None,
-            "first_exit_time": None,
-            "ready_since": None,
-        }
-    )
+    after = _at_rest(entry, ReplicaState.ABANDONED)
     told = _told(job, observed, entry, failure, now, final=True)
     event = Event(
         warning=True,
@@ -528,8 +526,14 @@ def _surplus(job: Job, observed: Observed, groups: Iterable[_Group], now: float)
 def _removed(observed: Observed, entry: ReplicaStatus) -> _Group:
     """A replica beyond spec.replicas leaves at a step boundary: it is asked to, and the coordinator is not told."""
     pods = [pod for pod in observed.trainers if pod.replica == entry.index]
-    after = entry.model_copy(update={"state": ReplicaState.REMOVED, "next_restart_time": None, "ready_since": None})
+    after = _at_rest(entry, ReplicaState.REMOVED)
     return _Group(entry=after, actions=_delete(pods, "the job was scaled below its replica"))
+
+
+def _at_rest(entry: ReplicaStatus, state: ReplicaState) -> ReplicaStatus:
+    """Return the entry of a replica that has no pods to wait for: abandoned, removed or suspended."""
+    times = {"next_restart_time": None, "first_exit_time": None, "ready_since": None}
+    return entry.model_copy(update={"state": state, **times})
 
 
 def _delete(pods: Iterable[PodView], why: str) -> tuple[Delete, ...]:
@@ -591,9 +595,7 @@ def _start_coordinator(job: Job, observed: Observed, now: float) -> tuple[Coordi
 
 def _suspended(job: Job, observed: Observed, now: float) -> Plan:
     entries = tuple(
-        entry
-        if entry.state in (*_ENDED, ReplicaState.REMOVED)
-        else entry.model_copy(update={"state": ReplicaState.SUSPENDED, "next_restart_time": None, "ready_since": None})
+        entry if entry.state in (*_ENDED, ReplicaState.REMOVED) else _at_rest(entry, ReplicaState.SUSPENDED)
         for entry in job.status.replica_statuses
     )
     status = _status(job, observed, entries, now, state=JobState.SUSPENDED)

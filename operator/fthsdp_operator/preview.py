@@ -60,10 +60,7 @@ class Preview:
             "assumed": list(self.assumed),
             "status": {"before": self.job.status.dump(), "after": self.todo.status.dump()},
             "actions": [_action(action) for action in self.todo.actions],
-            "events": [
-                {"type": "Warning" if event.warning else "Normal", "reason": event.reason, "message": event.message}
-                for event in self.todo.events
-            ],
+            "events": [{"type": it.type, "reason": it.reason, "message": it.message} for it in self.todo.events],
             "lookAgain": format_time(self.todo.wake_at) if wakes else None,
         }
 
@@ -75,7 +72,7 @@ class Preview:
         yield from _block("Status", "The status stays as it is.", list(_changes(before, after)))
         steps = [f"{number}. {step}" for number, step in enumerate(_steps(self.todo.actions), 1)]
         yield from _block("Then, in this order", "Nothing is to be done.", steps)
-        events = [f"{'Warning' if it.warning else 'Normal'} {it.reason}: {it.message}" for it in self.todo.events]
+        events = [f"{it.type} {it.reason}: {it.message}" for it in self.todo.events]
         yield from _block("Events", "There is nothing to tell.", events)
         yield ""
         yield _wakes(self.todo.wake_at - self.now)

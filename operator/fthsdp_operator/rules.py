@@ -78,9 +78,8 @@ def _has_exit(wanted: OnExitCodes, pod: PodView) -> bool:
 
 def _built_in(failure: Failure, pod: PodView | None, *, homeless: bool) -> RuleAction:
     disrupted = pod is not None and DISRUPTION in pod.conditions
-    waited_in_vain = (
-        homeless and failure.reason == "Error"
-    )  # the ranks of a replica wait for each other, but not for ever
+    # The ranks of a replica wait for each other, but not for ever.
+    waited_in_vain = homeless and failure.reason == "Error"
     if disrupted or waited_in_vain or failure.reason in INFRASTRUCTURE or failure.reason.startswith(_OUT_OF_SOMETHING):
         return RuleAction.RESTART_REPLICA_FREE
     return RuleAction.RESTART_REPLICA
