@@ -13,12 +13,13 @@ import math
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Any
 
 import aiohttp
 import kopf
+from prometheus_client.aiohttp import make_aiohttp_handler
 
 from fthsdp.errors import ConfigError
 from fthsdp_operator import logs
@@ -26,11 +27,11 @@ from fthsdp_operator.api import API_VERSION, GROUP, JOB_LABEL, PLURAL, VERSION
 from fthsdp_operator.apiserver import Access, KubernetesCluster
 from fthsdp_operator.cluster import Cluster, ClusterError
 from fthsdp_operator.execute import reconcile
-from fthsdp_operator.health import answering
 from fthsdp_operator.lease import Leadership, Place, identity
 from fthsdp_operator.liveness import Limits, Watches
 from fthsdp_operator.metrics import Metrics
 from fthsdp_operator.queue import WorkQueue
+from fthsdp_operator.serving import serving, well
 from fthsdp_operator.traces import trace
 
 __all__ = ["Reconciler", "run"]
@@ -167,17 +168,12 @@ async def _connected(
 @asynccontextmanager
 async def _telling(metrics: Metrics, port: int | None) -> AsyncIterator[None]:
     """Answer Prometheus, also while standing by; do nothing without a port. Raises ConfigError when it is taken."""
-    if port is None:
+    async with AsyncExitStack() as stack:
+        try:
+            await stack.enter_async_context(serving(port, "/metrics", make_aiohttp_handler(metrics.registry)))
+        except OSError as error:
+            raise ConfigError(f"--metrics-port {port}: {error.strerror or error}") from error
         yield
-        return
-    try:
-        runner = await metrics.serve(port)
-    except OSError as error:
-        raise ConfigError(f"--metrics-port {port}: {error.strerror or error}") from error
-    try:
-        yield
-    finally:
-        await runner.cleanup()
 
 
 async def _stand_by(leadership: Leadership, health_port: int | None) -> bool:
@@ -187,7 +183,7 @@ async def _stand_by(leadership: Leadership, health_port: int | None) -> bool:
     for number in signals:
         loop.add_signal_handler(number, waiting.cancel)
     try:
-        async with answering(health_port):
+        async with serving(health_port, "/healthz", well):
             await waiting
     except asyncio.CancelledError:
         return False

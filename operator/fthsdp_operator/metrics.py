@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, disable_created_metrics
-from prometheus_client.aiohttp import make_aiohttp_handler
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from fthsdp_operator.api import Job, JobState
@@ -115,15 +113,6 @@ class Metrics:
     def forget(self, namespace: str, name: str) -> None:
         """Drop the numbers of a job that is gone."""
         self._jobs.tallies.pop((namespace, name), None)
-
-    async def serve(self, port: int) -> web.AppRunner:
-        """Answer ``GET /metrics`` until the runner is cleaned up; raises OSError when the port is taken."""
-        app = web.Application()
-        app.router.add_get("/metrics", make_aiohttp_handler(self.registry))
-        runner = web.AppRunner(app, handle_signals=False, shutdown_timeout=1.0)
-        await runner.setup()
-        await web.TCPSite(runner, port=port).start()
-        return runner
 
 
 class _Jobs:
