@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from tests.cluster.kube.binaries import build_missing
+from tests.cluster.kube.binaries import build_missing, find_helm
 from tests.cluster.kube.choose import NoClusterError, builds_its_own, choose_cluster
 from tests.cluster.kube.cluster import Cluster
 from tests.cluster.kube.shell import ClusterError
@@ -23,6 +24,15 @@ def pytest_collection_finish(session: pytest.Session) -> None:
             build_missing()
         except ClusterError as error:
             pytest.exit(f"Kubernetes' programs cannot be built: {error}", returncode=1)
+
+
+@pytest.fixture(scope="session")
+def helm() -> Path:
+    """Give the program; skip where there is none."""
+    found = find_helm()
+    if found is None:
+        pytest.skip("no helm: neither installed nor built with the cluster's programs")
+    return found
 
 
 @pytest.fixture(scope="session")

@@ -6,18 +6,19 @@ import json
 import subprocess
 import tomllib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from tests.cluster.kube.binaries import find_helm
+from tests.cluster.kube.helm import CHART
+from tests.cluster.kube.helm import render as render_chart
 from tests.cluster.kube.images import PROJECT
 
 from fthsdp_operator import cli, render
 from fthsdp_operator.api import JOB_LABEL, parse_job
 
-CHART = PROJECT / "charts" / "fthsdp-operator"
 Object = dict[str, Any]
 Render = Callable[..., list[Object]]
 JOB = parse_job(
@@ -31,23 +32,8 @@ JOB = parse_job(
 
 
 @pytest.fixture(scope="module")
-def helm() -> Path:
-    found = find_helm()
-    if found is None:
-        pytest.skip("no helm: neither installed nor built with the cluster's programs")
-    return found
-
-
-@pytest.fixture(scope="module")
 def template(helm: Path) -> Render:
-    def rendered(*settings: str) -> list[Object]:
-        options = [word for setting in settings for word in ("--set", setting)]
-        command: list[str | Path] = [helm, "template", "fthsdp", CHART, "--namespace", "fthsdp-system", *options]
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        return [document for document in yaml.safe_load_all(done.stdout) if document]
-
-    return rendered
+    return partial(render_chart, helm, namespace="fthsdp-system")
 
 
 def of_kind(objects: list[Object], kind: str) -> list[Object]:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from tests.cluster.apiserver.server import ApiServer
-from tests.cluster.kube.binaries import find_helm
-from tests.cluster.kube.images import PROJECT
+from tests.cluster.kube.helm import render
 
 pytestmark = pytest.mark.cluster
 
 Object = dict[str, Any]
-CHART = PROJECT / "charts" / "fthsdp-operator"
 THEIRS = "monitoring.coreos.com/v1"
 """Kinds of the Prometheus operator, which this API server does not have."""
 SETTINGS = {
@@ -40,18 +37,11 @@ SETTINGS = {
 
 
 @pytest.fixture(params=SETTINGS)
-def rendered(apiserver: ApiServer, namespace: str, request: pytest.FixtureRequest) -> list[Object]:
+def rendered(apiserver: ApiServer, helm: Path, namespace: str, request: pytest.FixtureRequest) -> list[Object]:
     """Render the chart for a namespace that lets only restricted pods in."""
-    helm = find_helm()
-    if helm is None:
-        pytest.skip("no helm: neither installed nor built with the cluster's programs")
     apiserver.kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
-    settings = {name: value.replace("NAMESPACE", namespace) for name, value in SETTINGS[request.param].items()}
-    options = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
-    command = [str(helm), "template", "fthsdp", str(CHART), "--namespace", namespace, *options]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return [document for document in yaml.safe_load_all(done.stdout) if document]
+    settings = (f"{name}={value.replace('NAMESPACE', namespace)}" for name, value in SETTINGS[request.param].items())
+    return render(helm, *settings, namespace=namespace)
 
 
 def take(apiserver: ApiServer, *objects: Object) -> str:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from tests.cluster.apiserver.server import ApiServer
 from tests.cluster.apiserver.test_apiserver_crd import GOOD
 from tests.cluster.apiserver.test_apiserver_operator import Story
-from tests.cluster.kube.binaries import find_helm
-from tests.cluster.kube.images import PROJECT
+from tests.cluster.kube.helm import render
 
 pytestmark = pytest.mark.cluster
 
@@ -41,16 +38,9 @@ class AsOperator(ApiServer):
 
 
 @pytest.fixture
-def role(namespace: str) -> Object:
+def role(helm: Path, namespace: str) -> Object:
     """Return the Role that the chart gives the operator in a namespace."""
-    helm = find_helm()
-    if helm is None:
-        pytest.skip("no helm: neither installed nor built with the cluster's programs")
-    chart = PROJECT / "charts" / "fthsdp-operator"
-    command = [str(helm), "template", "fthsdp", str(chart), "--namespace", namespace]
-    done = subprocess.run([*command, "--set", f"watchNamespaces={{{namespace}}}"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    objects = [document for document in yaml.safe_load_all(done.stdout) if document]
+    objects = render(helm, f"watchNamespaces={{{namespace}}}", namespace=namespace)
     (found,) = (it for it in objects if it["kind"] == "Role" and it["metadata"]["name"] == ACCOUNT)
     return dict(found)
 

@@ -23,6 +23,7 @@ import yaml
 from aiohttp import web
 from tests.cluster.apiserver.server import ApiServer
 from tests.cluster.apiserver.test_apiserver_crd import GOOD
+from tests.serving import kubeconfig_for, serving
 
 from fthsdp_operator.apiserver import Access, KubernetesCluster
 from fthsdp_operator.cluster import ClusterError
@@ -220,18 +221,8 @@ async def story_at(apiserver: ApiServer, namespace: str, folder: Path) -> AsyncI
     async with aiohttp.ClientSession(connector=connector, headers=headers) as session:
         server = Server(session, address)
         proxy = Proxy(server)
-        application = web.Application()
-        application.add_routes([web.route("*", "/{path:.*}", proxy.answer)])
-        runner = web.AppRunner(application, shutdown_timeout=0.1)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        config["clusters"][0]["cluster"] = {"server": f"http://127.0.0.1:{runner.addresses[0][1]}"}
-        kubeconfig = folder / "proxied"
-        kubeconfig.write_text(yaml.safe_dump(config))
-        try:
-            yield Story(server, proxy, Access(kubeconfig=str(kubeconfig)), namespace)
-        finally:
-            await runner.cleanup()
+        async with serving(proxy.answer) as proxied:
+            yield Story(server, proxy, Access(kubeconfig=kubeconfig_for(proxied, folder)), namespace)
 
 
 async def each_call(story: Story, fault: Fault, scene: Callable[[], Awaitable[None]]) -> None:

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import yaml
 from tests.cluster.kube.binaries import find_helm
+from tests.cluster.kube.images import PROJECT
 from tests.cluster.kube.shell import ClusterError, run
 
-__all__ = ["Helm"]
+__all__ = ["CHART", "Helm", "render"]
+
+CHART = PROJECT / "charts" / "fthsdp-operator"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,3 +38,10 @@ class Helm:
         if program is None:
             raise ClusterError("helm is not installed")
         return run(program, "--kubeconfig", self.kubeconfig, "--namespace", self.namespace, *arguments)
+
+
+def render(program: Path, *settings: str, namespace: str) -> list[dict[str, Any]]:
+    """Return the objects of our chart with these settings (name=value), without a cluster; raises ClusterError."""
+    options = [word for setting in settings for word in ("--set", setting)]
+    text = run(program, "template", "fthsdp", CHART, "--namespace", namespace, *options)
+    return [document for document in yaml.safe_load_all(text) if document]

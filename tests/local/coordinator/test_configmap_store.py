@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 from aiohttp import web
 from kubernetes.aio import client
+from tests.serving import serving
 
 from fthsdp.coordinator.configmap_store import LARGEST_REPORT, ConfigMapStore
 from fthsdp.coordinator.ledger import Ledger
@@ -37,6 +38,8 @@ class Server:
         self.writes = 0
 
     async def handle(self, request: web.Request) -> web.Response:
+        if request.path != PATH:
+            return web.json_response({"kind": "Status", "code": 404}, status=404)
         if self.status != 200:
             return web.json_response({"kind": "Status", "code": self.status}, status=self.status)
         if request.method == "PUT":
@@ -56,25 +59,18 @@ class Server:
 def run(test: Callable[[Server, Callable[[], ConfigMapStore]], Awaitable[None]]) -> None:
     async def main() -> None:
         server, stores = Server(), list[ConfigMapStore]()
-        app = web.Application()
-        app.router.add_route("*", PATH, server.handle)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        host, port = runner.addresses[0][:2]
+        async with serving(server.handle) as address:
 
-        def open_store() -> ConfigMapStore:
-            api = client.ApiClient(client.Configuration(host=f"http://{host}:{port}"))
-            stores.append(ConfigMapStore(api, "ns", "job-epoch"))
-            return stores[-1]
+            def open_store() -> ConfigMapStore:
+                api = client.ApiClient(client.Configuration(host=address))
+                stores.append(ConfigMapStore(api, "ns", "job-epoch"))
+                return stores[-1]
 
-        try:
-            await test(server, open_store)
-        finally:
-            for store in stores:
-                await store.close()
-            await runner.cleanup()
+            try:
+                await test(server, open_store)
+            finally:
+                for store in stores:
+                    await store.close()
 
     asyncio.run(main())
 

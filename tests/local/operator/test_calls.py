@@ -4,29 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
 from aiohttp import web
+from tests.serving import Answer, kubeconfig_for, serving
 
 from fthsdp_operator.apiserver import Access, KubernetesCluster
 from fthsdp_operator.cluster import AlreadyExists, Busy, ClusterError, Conflict, Manifest, Unanswered
 
 pytestmark = pytest.mark.local
 
-KUBECONFIG = """\
-apiVersion: v1
-kind: Config
-clusters: [{{name: c, cluster: {{server: "http://127.0.0.1:{port}"}}}}]
-users: [{{name: u, user: {{token: t}}}}]
-contexts: [{{name: c, context: {{cluster: c, user: u}}}}]
-current-context: c
-"""
 POD: Manifest = {"kind": "Pod", "metadata": {"name": "p", "namespace": "n"}}
-Answer = Callable[[web.Request], Awaitable[web.Response]]
 
 
 class Ended(BaseException):
@@ -40,20 +32,13 @@ def end() -> NoReturn:
 @asynccontextmanager
 async def cluster_at(answer: Answer, folder: Path) -> AsyncIterator[KubernetesCluster]:
     """Connect to a server that answers every request so."""
-    application = web.Application()
-    application.add_routes([web.route("*", "/{path:.*}", answer)])
-    runner = web.AppRunner(application, shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    kubeconfig = folder / "kubeconfig"
-    kubeconfig.write_text(KUBECONFIG.format(port=runner.addresses[0][1]))
-    cluster = await KubernetesCluster.connect(Access(kubeconfig=str(kubeconfig)), coordinator_image="x")
-    try:
-        yield cluster
-    finally:
-        await cluster.close()
-        await runner.cleanup()
+    async with serving(answer) as address:
+        access = Access(kubeconfig=kubeconfig_for(address, folder))
+        cluster = await KubernetesCluster.connect(access, coordinator_image="x")
+        try:
+            yield cluster
+        finally:
+            await cluster.close()
 
 
 def status(code: int, reason: str = "", **headers: str) -> Answer:

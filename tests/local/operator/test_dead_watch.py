@@ -19,6 +19,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 from tests.ports import free_port
+from tests.serving import kubeconfig_for, serving
 
 from fthsdp.errors import ConfigError
 from fthsdp_operator import handlers
@@ -125,41 +126,14 @@ async def until(holds: Callable[[], Awaitable[bool]]) -> None:
 
 
 @asynccontextmanager
-async def serving(server: Server) -> AsyncIterator[int]:
-    app = web.Application()
-    app.router.add_get("/{path:.*}", server.answer)
-    runner = web.AppRunner(app, handle_signals=False, shutdown_timeout=0.1)
-    await runner.setup()
-    port = free_port()
-    await web.TCPSite(runner, "127.0.0.1", port).start()
-    try:
-        yield port
-    finally:
-        await runner.cleanup()
-
-
-def access(folder: Path, port: int) -> Access:
-    config = folder / "kubeconfig"
-    config.write_text(f"""\
-apiVersion: v1
-kind: Config
-clusters: [{{name: c, cluster: {{server: "http://127.0.0.1:{port}"}}}}]
-users: [{{name: u, user: {{token: t}}}}]
-contexts: [{{name: c, context: {{cluster: c, user: u}}}}]
-current-context: c
-""")
-    return Access(kubeconfig=str(config))
-
-
-@asynccontextmanager
 async def operating(server: Server, folder: Path) -> AsyncIterator[Operator]:
     """Run an operator of this server, and wait until it watches everything and is healthy."""
     health = free_port()
     metrics = free_port()
-    async with serving(server) as port, aiohttp.ClientSession() as session:
+    async with serving(server.answer) as address, aiohttp.ClientSession() as session:
         running = asyncio.create_task(
             handlers.run(
-                access=access(folder, port),
+                access=Access(kubeconfig=kubeconfig_for(address, folder)),
                 namespaces=[],
                 coordinator_image="x",
                 health_port=health,
@@ -259,10 +233,10 @@ def test_requests_of_both_clients_are_counted_as_kubernetes_calls_them(tmp_path:
 
 def test_a_metrics_port_that_is_taken_is_refused_by_its_option(tmp_path: Path) -> None:
     async def story() -> None:
-        async with serving(Server()) as port:
+        async with serving(Server().answer) as address:
+            port = int(address.rpartition(":")[2])
+            access = Access(kubeconfig=kubeconfig_for(address, tmp_path))
             with pytest.raises(ConfigError, match=f"--metrics-port {port}: .*address already in use"):
-                await handlers.run(
-                    access=access(tmp_path, port), namespaces=[], coordinator_image="x", metrics_port=port
-                )
+                await handlers.run(access=access, namespaces=[], coordinator_image="x", metrics_port=port)
 
     asyncio.run(story())

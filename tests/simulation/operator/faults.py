@@ -132,20 +132,15 @@ def _exit(code: int, reason: str = "") -> Callable[[World, Fault], None]:
     return act
 
 
-def _delete_pod(world: World, fault: Fault) -> None:
-    pods = _pods(world)
-    if pods:
-        pod = pods[fault.number % len(pods)]
-        world.happened_to(pod, "a user deletes it")
-        world.server.delete("Pod", name_of(pod))
+def _delete_pod(what: str, grace: int | None = None) -> Callable[[World, Fault], None]:
+    def act(world: World, fault: Fault) -> None:
+        pods = _pods(world)
+        if pods:
+            pod = pods[fault.number % len(pods)]
+            world.happened_to(pod, what)
+            world.server.delete("Pod", name_of(pod), grace=grace)
 
-
-def _force_delete(world: World, fault: Fault) -> None:
-    pods = _pods(world)
-    if pods:
-        pod = pods[fault.number % len(pods)]
-        world.happened_to(pod, "a user deletes it by force")
-        world.server.delete("Pod", name_of(pod), grace=0)
+    return act
 
 
 def _delete_group(world: World, fault: Fault) -> None:
@@ -363,8 +358,8 @@ _ACTS: dict[Kind, Callable[[World, Fault], None]] = {
     Kind.EXIT_WITH_ZERO: _exit(0),
     Kind.CONFIG_ERROR: _exit(EXIT_CONFIG),
     Kind.OUT_OF_MEMORY: _exit(137, "OOMKilled"),
-    Kind.DELETE_POD: _delete_pod,
-    Kind.FORCE_DELETE: _force_delete,
+    Kind.DELETE_POD: _delete_pod("a user deletes it"),
+    Kind.FORCE_DELETE: _delete_pod("a user deletes it by force", grace=0),
     Kind.DELETE_GROUP: _delete_group,
     Kind.EVICT: _evict,
     Kind.DRAIN: _drain,

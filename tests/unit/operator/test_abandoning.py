@@ -29,7 +29,7 @@ def states(world: World) -> list[ReplicaState]:
 
 
 def condition(world: World, kind: str) -> tuple[str, str, str]:
-    found = next(it for it in world.job.status.conditions if it.type == kind)
+    found = world.condition(kind)
     return found.status, found.reason, found.message
 
 

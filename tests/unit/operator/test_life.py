@@ -8,13 +8,9 @@ import math
 import pytest
 from tests.unit.operator.world import NAME, World, manifest
 
-from fthsdp_operator.api import KIND, Condition, JobState, ReplicaState
+from fthsdp_operator.api import KIND, JobState, ReplicaState
 
 COORDINATOR = f"{NAME}-coordinator"
-
-
-def condition(world: World, kind: str) -> Condition:
-    return next(it for it in world.job.status.conditions if it.type == kind)
 
 
 def all_exit(world: World, code: int = 0) -> None:
@@ -88,8 +84,8 @@ def test_the_state_follows_the_pods_and_the_coordinator() -> None:
             (JobState.DEGRADED, "2/3"),
             (JobState.PAUSED, "1/3"),
         ]
-        assert condition(world, "Available").status == "False"
-        assert condition(world, "Degraded").message == "replica 1 is Starting, replica 2 is Starting"
+        assert world.condition("Available").status == "False"
+        assert world.condition("Degraded").message == "replica 1 is Starting, replica 2 is Starting"
 
     asyncio.run(story())
 
@@ -131,7 +127,7 @@ def test_a_job_is_complete_when_a_replica_finished_and_no_pod_runs() -> None:
         world.exits(COORDINATOR, 0)
         await world.settle()
         assert (world.job.status.state, world.job.status.ready) == (JobState.COMPLETE, "3/3")
-        assert condition(world, "Complete").status == "True"
+        assert world.condition("Complete").status == "True"
         assert len(world.pods) == 6  # they keep their logs
 
     asyncio.run(story())
@@ -446,13 +442,13 @@ def test_a_job_waits_while_its_names_are_taken_by_objects_of_others() -> None:
         world.objects["Secret", f"{NAME}-key"] = taken
         await world.settle()
         assert world.pods == {}
-        accepted = condition(world, "Accepted")
+        accepted = world.condition("Accepted")
         assert (accepted.status, accepted.reason) == ("False", "NameTaken")
         assert accepted.message.startswith(f"Secret {NAME}-key: there already")
         world.vanish(f"{NAME}-key", kind="Secret")
         await world.settle()
         assert len(world.pods) == 6
-        assert (condition(world, "Accepted").status, world.job.status.coordinator.starts) == ("True", 1)
+        assert (world.condition("Accepted").status, world.job.status.coordinator.starts) == ("True", 1)
 
     asyncio.run(story())
 
@@ -484,7 +480,7 @@ def test_a_job_that_cannot_be_understood_is_refused_and_what_runs_is_not_touched
         assert world.pods == before
         world.user_changes(minReplicas=1)
         await world.settle()
-        assert condition(world, "Accepted").status == "True"
+        assert world.condition("Accepted").status == "True"
 
     asyncio.run(story())
 
@@ -493,12 +489,12 @@ def test_conditions_keep_the_time_of_their_last_change() -> None:
     async def story() -> None:
         world = World()
         await world.train()
-        since = condition(world, "Available").last_transition_time
+        since = world.condition("Available").last_transition_time
         world.now += 60
         world.exits("r2-a0-0", 1)
         await world.settle()
-        assert condition(world, "Available").last_transition_time == since
-        assert condition(world, "Degraded").last_transition_time == world.now
+        assert world.condition("Available").last_transition_time == since
+        assert world.condition("Degraded").last_transition_time == world.now
 
     asyncio.run(story())
 

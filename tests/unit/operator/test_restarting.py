@@ -397,7 +397,7 @@ def test_the_same_fault_in_all_replicas_at_once_fails_the_job_and_nobody_is_rest
             world.exits(f"r{replica}-a0-0", 3)
         await world.settle()
         status = world.job.status
-        failed = next(condition for condition in status.conditions if condition.type == "Failed")
+        failed = world.condition("Failed")
         assert (status.state, failed.status, failed.reason) == (JobState.FAILED, "True", "CodeFault")
         assert failed.message.startswith("replicas 0, 1 and 2 of 3 failed within 60 s with exit code 3")
         assert [(it.state, it.attempt, it.restarts) for it in status.replica_statuses] == [
@@ -444,7 +444,7 @@ def test_the_budget_of_the_job_is_that_of_all_replicas() -> None:
             world.exits(f"r{replica}-a0-0", 1)
             await world.train()
             world.now += 100
-        failed = next(condition for condition in world.job.status.conditions if condition.type == "Failed")
+        failed = world.condition("Failed")
         assert (world.job.status.restarts, failed.reason) == (2, "JobBudgetExhausted")
         assert failed.message.startswith("replica 1 failed after 2 restarts of all replicas within 600 s")
 
@@ -461,7 +461,7 @@ def test_a_replica_that_uses_up_its_budget_fails_the_job_and_everything_stops() 
             world.exits(f"r2-a{attempt}-0", 1)
             await world.settle()
         status = world.job.status
-        failed = next(condition for condition in status.conditions if condition.type == "Failed")
+        failed = world.condition("Failed")
         assert (status.state, failed.status, failed.reason) == (JobState.FAILED, "True", "RestartBudgetExhausted")
         assert "replica 2" in failed.message
         assert "llama-r2-a2-0 Error exit 1" in failed.message
@@ -492,7 +492,7 @@ def test_bad_input_at_the_start_fails_the_job_at_once() -> None:
         world.exits("r1-a0-0", 2)
         world.pod("r1-a0-0")["status"]["containerStatuses"][0]["state"]["terminated"]["message"] = "no data at /data\n"
         await world.settle()
-        failed = next(condition for condition in world.job.status.conditions if condition.type == "Failed")
+        failed = world.condition("Failed")
         assert (failed.reason, failed.message) == ("ConfigError", "llama-r1-a0-0 Error exit 2: no data at /data")
 
     asyncio.run(story())

@@ -8,7 +8,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from fthsdp.coordinator.messages import Exited, ReplicaStatus, Role, Status
-from fthsdp_operator.api import API_VERSION, ATTEMPT_LABEL, JOB_LABEL, KIND, REPLICA_LABEL, Job, format_time, parse_job
+from fthsdp_operator.api import (
+    API_VERSION,
+    ATTEMPT_LABEL,
+    JOB_LABEL,
+    KIND,
+    REPLICA_LABEL,
+    Condition,
+    Job,
+    format_time,
+    parse_job,
+)
 from fthsdp_operator.cluster import AlreadyExists, Conflict, Manifest
 from fthsdp_operator.execute import Witness, reconcile
 from fthsdp_operator.plan import Event
@@ -129,6 +139,10 @@ class World:
     def job(self) -> Job:
         """The job as it stands."""
         return parse_job(self.objects[KIND, NAME])
+
+    def condition(self, kind: str) -> Condition:
+        """A condition of the job's status."""
+        return next(it for it in self.job.status.conditions if it.type == kind)
 
     @property
     def pods(self) -> dict[str, str]:
