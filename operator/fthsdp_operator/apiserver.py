@@ -28,9 +28,9 @@ from fthsdp.coordinator.client import OperatorClient
 from fthsdp.coordinator.messages import Exited, Status
 from fthsdp.errors import ConfigError, WireError
 from fthsdp.tls import Credentials, Tls
+from fthsdp_operator.actions import Event
 from fthsdp_operator.api import API_VERSION, JOB_LABEL, KIND, PLURAL, Job, coordinator_name, format_time
 from fthsdp_operator.cluster import AlreadyExists, Busy, ClusterError, Conflict, Manifest, Unanswered
-from fthsdp_operator.plan import Event
 from fthsdp_operator.render import COORDINATOR_PORT, secret_name
 
 __all__ = ["Access", "KubernetesCluster"]

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 from fthsdp.coordinator.messages import Exited, Status
 from fthsdp.errors import FthsdpError
+from fthsdp_operator.actions import Event
 from fthsdp_operator.api import Job
-from fthsdp_operator.plan import Event
 
 __all__ = ["AlreadyExists", "Busy", "Cluster", "ClusterError", "Conflict", "Manifest", "Unanswered"]
 

@@ -17,10 +17,11 @@ from typing import Any, Protocol
 
 from fthsdp.errors import ConfigError
 from fthsdp_operator import render
+from fthsdp_operator.actions import Action, Create, Delete, Event, Plan
 from fthsdp_operator.api import Job, parse_job
 from fthsdp_operator.cluster import AlreadyExists, Cluster, ClusterError, Conflict, Manifest
 from fthsdp_operator.observe import Observed, observe
-from fthsdp_operator.plan import Action, Create, Delete, Event, Plan, plan, refuse
+from fthsdp_operator.plan import plan, refuse
 
 __all__ = ["IN_FLIGHT", "Witness", "reconcile"]
 

@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from fthsdp_operator.actions import Plan
 from fthsdp_operator.api import Failure, Job, JobState, ReplicaState, ReplicaStatus, RuleAction
 from fthsdp_operator.observe import Observed
-from fthsdp_operator.plan import Plan
 
 __all__ = ["LONGEST_GAP", "Measured", "Recovery", "Stage", "Tally", "measure"]
 

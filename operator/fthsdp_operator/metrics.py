@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Mapping
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
+from fthsdp_operator.actions import Plan
 from fthsdp_operator.api import Job, JobState
 from fthsdp_operator.measure import Tally, measure
 from fthsdp_operator.observe import Observed
-from fthsdp_operator.plan import Plan
 
 __all__ = ["Metrics", "Reading"]
 

@@ -32,6 +32,7 @@ __all__ = [
     "JITTER",
     "SIMULTANEOUS",
     "Verdict",
+    "failure_line",
     "failure_of",
     "judge",
     "last_line",
@@ -418,3 +419,8 @@ def _names(indices: Sequence[int]) -> str:
     shown = [str(index) for index in indices[:_LONGEST_LIST]]
     more = len(indices) - len(shown)
     return f"{', '.join(shown)} and {more} more" if more else f"{', '.join(shown[:-1])} and {shown[-1]}"
+
+
+def failure_line(replica: int, failure: Failure) -> str:
+    """Say in one short line what happened to a replica."""
+    return f"r{replica} {short(failure)}"

@@ -14,6 +14,7 @@ from typing import Any
 
 from fthsdp.errors import ConfigError
 from fthsdp_operator import render
+from fthsdp_operator.actions import Action, Create, Delete, Plan
 from fthsdp_operator.api import (
     ATTEMPT_LABEL,
     JOB_LABEL,
@@ -28,7 +29,7 @@ from fthsdp_operator.api import (
     parse_job,
 )
 from fthsdp_operator.observe import observe, view
-from fthsdp_operator.plan import Action, Create, Delete, Plan, plan
+from fthsdp_operator.plan import plan
 
 __all__ = ["Preview", "preview"]
 

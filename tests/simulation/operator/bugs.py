@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from fthsdp_operator import execute, policy
+from fthsdp_operator import coordinator_pod, execute, policy, render, replicas, run
 from fthsdp_operator import plan as rules
+from fthsdp_operator.actions import Create, Delete, Plan, Tell, delete, tell
 from fthsdp_operator.api import Job, JobStatus, ReplicaState, ReplicaStatus
 from fthsdp_operator.cluster import Cluster, Conflict
 from fthsdp_operator.observe import Observed, PodView
-from fthsdp_operator.plan import Create, Delete, Plan
 
 __all__ = ["BUGS", "Bug"]
 
@@ -50,14 +50,14 @@ def goes_on_after_a_conflict(patch: Patch) -> None:
 
 def counts_a_restart_twice(patch: Patch) -> None:
     """A restart costs two of the budget."""
-    original = rules._next_attempt
+    original = replicas._next_attempt
 
     def twice(*arguments: Any) -> ReplicaStatus:
         entry = original(*arguments)
         times = entry.recent_restarts
         return entry.model_copy(update={"recent_restarts": (*times, *times[-1:])})
 
-    patch.setattr(rules, "_next_attempt", twice)
+    patch.setattr(replicas, "_next_attempt", twice)
 
 
 def forgets_restarts(patch: Patch) -> None:
@@ -79,7 +79,7 @@ def creates_deleted_pods_again(patch: Patch) -> None:
 
 def starts_finished_replicas_again(patch: Patch) -> None:
     """A replica that has finished is taken for one that came back."""
-    original = rules._entry_now
+    original = replicas.entry_now
 
     def entry_now(job: Job, observed: Observed, index: int) -> ReplicaStatus:
         entry = original(job, observed, index)
@@ -88,7 +88,7 @@ def starts_finished_replicas_again(patch: Patch) -> None:
             return entry
         return entry.model_copy(update={"state": ReplicaState.PENDING, "attempt": known.attempt + 1})
 
-    patch.setattr(rules, "_entry_now", entry_now)
+    patch.setattr(replicas, "entry_now", entry_now)
 
 
 def forgets_stale_pods(patch: Patch) -> None:
@@ -101,8 +101,8 @@ def forgets_stale_pods(patch: Patch) -> None:
 
         return decide
 
-    patch.setattr(rules, "_failed", without_deletions(rules._failed))
-    patch.setattr(rules, "_group", without_deletions(rules._group))
+    patch.setattr(replicas, "_failed", without_deletions(replicas._failed))
+    patch.setattr(replicas, "_group", without_deletions(replicas._group))
 
 
 def is_not_woken_after_a_wait(patch: Patch) -> None:
@@ -113,50 +113,50 @@ def is_not_woken_after_a_wait(patch: Patch) -> None:
 
 def does_not_wait(patch: Patch) -> None:
     """The pods of the next attempt are created at once, whatever the status says."""
-    original = rules._group
+    original = replicas._group
 
     def group(job: Job, observed: Observed, entry: ReplicaStatus, *rest: Any, **options: Any) -> Any:
         it = original(job, observed, entry, *rest, **options)
         if it.entry.state is not ReplicaState.BACKOFF:
             return it
         creates = tuple(
-            Create(manifest=rules.render.training_pod(job, replica=entry.index, attempt=it.entry.attempt, index=index))
+            Create(manifest=render.training_pod(job, replica=entry.index, attempt=it.entry.attempt, index=index))
             for index in range(job.spec.pods_per_replica)
         )
         return replace(it, actions=(*it.actions, *creates))
 
-    patch.setattr(rules, "_group", group)
+    patch.setattr(replicas, "_group", group)
 
 
 def scales_down_from_the_lowest(patch: Patch) -> None:
     """The replicas that go are those with the lowest numbers."""
-    original = rules._removed
+    original = replicas._removed
 
     def removed(observed: Observed, entry: ReplicaStatus) -> Any:
         lowest = [pod for pod in observed.trainers if pod.replica == 0]
-        return replace(original(observed, entry), actions=rules._delete(lowest))
+        return replace(original(observed, entry), actions=delete(lowest, ""))
 
-    patch.setattr(rules, "_removed", removed)
+    patch.setattr(replicas, "_removed", removed)
 
 
 def scales_down_at_once(patch: Patch) -> None:
     """Replicas beyond spec.replicas go, though the others do not train."""
 
     def surplus(job: Job, observed: Observed, *_: Any) -> Any:
-        return [rules._removed(observed, it) for it in job.status.replica_statuses if it.index >= job.spec.groups]
+        return [replicas._removed(observed, it) for it in job.status.replica_statuses if it.index >= job.spec.groups]
 
-    patch.setattr(rules, "_surplus", surplus)
+    patch.setattr(replicas, "surplus", surplus)
 
 
 def restarts_all_for_one(patch: Patch) -> None:
     """As elsewhere: when one replica fails, all are started again."""
-    original = rules._failed
+    original = replicas._failed
 
     def failed(job: Job, observed: Observed, *rest: Any, **options: Any) -> Any:
         it = original(job, observed, *rest, **options)
-        return replace(it, actions=(*it.actions, *rules._delete(observed.trainers)))
+        return replace(it, actions=(*it.actions, *delete(observed.trainers, "")))
 
-    patch.setattr(rules, "_failed", failed)
+    patch.setattr(replicas, "_failed", failed)
 
 
 def believes_old_verdicts(patch: Patch) -> None:
@@ -173,24 +173,28 @@ def believes_old_verdicts(patch: Patch) -> None:
 
 def tells_of_the_next_attempt(patch: Patch) -> None:
     """The coordinator is told that the attempt is gone which is only being started."""
-    original = rules._tell
-    patch.setattr(rules, "_tell", lambda replica, attempt, *some, **how: original(replica, attempt + 1, *some, **how))
+
+    def next_one(replica: int, attempt: int, *some: Any, **how: Any) -> Tell:
+        return tell(replica, attempt + 1, *some, **how)
+
+    patch.setattr(rules, "tell", next_one)
+    patch.setattr(replicas, "tell", next_one)
 
 
 def leaves_failed_replicas_alone(patch: Patch) -> None:
     """What a replica has left that is not started again is stopped at the first look, or never."""
-    patch.setattr(rules, "_useless", lambda *_: ())
+    patch.setattr(replicas, "_useless", lambda *_: ())
 
 
 def replaces_a_silent_coordinator(patch: Patch) -> None:
     """A coordinator that does not answer is deleted."""
-    original = rules._keep_coordinator
+    original = coordinator_pod._keep
 
     def keep(job: Job, observed: Observed, pod: PodView, *rest: Any, **options: Any) -> Any:
         step = original(job, observed, pod, *rest, **options)
-        return step if observed.coordinator else replace(step, actions=rules._delete([pod]))
+        return step if observed.coordinator else replace(step, actions=delete([pod], ""))
 
-    patch.setattr(rules, "_keep_coordinator", keep)
+    patch.setattr(coordinator_pod, "_keep", keep)
 
 
 def leaves_the_end(patch: Patch) -> None:
@@ -212,8 +216,8 @@ def stops_nothing_at_the_end(patch: Patch) -> None:
 
 def ends_with_the_first(patch: Patch) -> None:
     """The job is Complete as soon as one replica is, and the others are stopped in their last step."""
-    patch.setattr(rules, "_trains", lambda *_: False)
-    patch.setattr(rules, "_run_is_over", lambda observed: any(pod.phase == "Succeeded" for pod in observed.pods))
+    patch.setattr(run, "trains", lambda *_: False)
+    patch.setattr(run, "run_is_over", lambda observed: any(pod.phase == "Succeeded" for pod in observed.pods))
 
 
 def forgets_the_time_to_live(patch: Patch) -> None:

@@ -10,6 +10,7 @@ from tests.simulation.operator.server import name_of, uid_of
 
 from fthsdp.coordinator.messages import Exited, Role
 from fthsdp_operator import plan as rules
+from fthsdp_operator.actions import Delete, Plan
 from fthsdp_operator.api import (
     ATTEMPT_LABEL,
     CONFIG_ANNOTATION,
@@ -25,7 +26,6 @@ from fthsdp_operator.api import (
 )
 from fthsdp_operator.cluster import Manifest
 from fthsdp_operator.observe import Observed
-from fthsdp_operator.plan import Delete, Plan
 from fthsdp_operator.render import coordinator_config
 
 if TYPE_CHECKING:

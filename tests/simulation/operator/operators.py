@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tests.simulation.operator.server import name_of
 
 from fthsdp.coordinator.messages import Exited, Status
+from fthsdp_operator.actions import Event, Plan
 from fthsdp_operator.api import KIND, Job
 from fthsdp_operator.cluster import ClusterError, Conflict, Manifest
 from fthsdp_operator.handlers import Reconciler
-from fthsdp_operator.plan import Event, Plan
 
 if TYPE_CHECKING:
     from tests.simulation.operator.world import World

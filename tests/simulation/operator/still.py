@@ -12,9 +12,9 @@ from dataclasses import replace
 from random import Random
 
 from fthsdp_operator import plan as rules
+from fthsdp_operator.actions import Action, Create, Delete, Plan, Tell
 from fthsdp_operator.api import Job, JobStatus, Role
 from fthsdp_operator.observe import Observed, PodView, view
-from fthsdp_operator.plan import Action, Create, Delete, Plan, Tell
 
 __all__ = ["complaint"]
 

@@ -22,10 +22,10 @@ from tests.timeline import Timeline
 
 from fthsdp_operator import execute
 from fthsdp_operator import plan as rules
+from fthsdp_operator.actions import Plan
 from fthsdp_operator.api import API_VERSION, ATTEMPT_LABEL, JOB_UID_LABEL, KIND, REPLICA_LABEL, Job, JobStatus
 from fthsdp_operator.cluster import Manifest
 from fthsdp_operator.observe import Observed
-from fthsdp_operator.plan import Plan
 from fthsdp_operator.render import config_map_name
 
 __all__ = ["World"]

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fthsdp.coordinator.messages import Exited, ReplicaStatus, Role, Status
+from fthsdp_operator.actions import Event
 from fthsdp_operator.api import (
     API_VERSION,
     ATTEMPT_LABEL,
@@ -21,7 +22,6 @@ from fthsdp_operator.api import (
 )
 from fthsdp_operator.cluster import AlreadyExists, Conflict, Manifest
 from fthsdp_operator.execute import Witness, reconcile
-from fthsdp_operator.plan import Event
 
 NOW = 1_800_000_000.0
 NAMESPACE, NAME = "team", "llama"

@@ -15,7 +15,7 @@ from fthsdp.coordinator.events import MembershipSettings
 from fthsdp.errors import ConfigError
 from fthsdp.ftar import FtarSettings
 from fthsdp.timeouts import RULES, TIMEOUTS, Rule, check
-from fthsdp_operator import lease, plan, policy
+from fthsdp_operator import lease, plan, policy, replicas
 from fthsdp_operator.local import kubelet
 
 PAGE = Path(__file__).parents[3] / "docs" / "timeouts.md"
@@ -35,7 +35,7 @@ def in_the_code() -> dict[str, float]:
         "bye_timeout": group._BYE_TIMEOUT,
         "group_timeout": vote.FOR_EVER.total_seconds(),
         "termination_grace": kubelet.DEFAULT_GRACE,
-        "straggler_grace": plan.STRAGGLER_GRACE,
+        "straggler_grace": replicas.STRAGGLER_GRACE,
         "coordinator_linger": plan.COORDINATOR_LINGER,
         "early_exit_grace": policy.EARLY_EXIT_GRACE,
         "lease_duration": lease.LEASE_DURATION,

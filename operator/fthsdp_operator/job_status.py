@@ -1,0 +1,142 @@
+"""What a job's status says, given how its replicas stand: numbers, one word, conditions, milestones."""
+
+from __future__ import annotations
+
+from fthsdp_operator import policy, render, run
+from fthsdp_operator.actions import Event
+from fthsdp_operator.api import Condition, CoordinatorStatus, Job, JobState, JobStatus, ReplicaState, ReplicaStatus
+from fthsdp_operator.observe import Observed
+from fthsdp_operator.replicas import READY
+
+__all__ = ["milestones", "newest_failure", "status_of"]
+
+
+def status_of(
+    job: Job,
+    observed: Observed,
+    entries: tuple[ReplicaStatus, ...],
+    now: float,
+    *,
+    over: bool = False,
+    coordinator: CoordinatorStatus | None = None,
+    state: JobState | None = None,
+    verdict: tuple[str, str] = ("", ""),
+    completion_time: float | None = None,
+) -> JobStatus:
+    """Return the status of a job whose replicas stand like this; ``state`` where it does not follow from them."""
+    before, wanted = job.status, job.spec.replicas
+    # A spare trains from the decision on that takes out somebody else, and at the end it has finished too.
+    there = sum(entry.state in (*READY, ReplicaState.FINISHED) for entry in entries)
+    ready = min(there, wanted)
+    start_time = before.start_time if before.start_time is not None or not ready else now
+    state = state or _state(job, observed, ready, over=over, started=start_time is not None)
+    return JobStatus(
+        observed_generation=job.metadata.generation,
+        state=state,
+        ready=f"{ready}/{wanted}",
+        spares=f"{min(there - ready, job.spec.spares)}/{job.spec.spares}" if job.spec.spares else None,
+        replicas=min(sum(_has_pods(observed, entry) for entry in entries), wanted),
+        ready_replicas=ready,
+        abandoned_replicas=sum(entry.state is ReplicaState.ABANDONED for entry in entries),
+        selector=render.selector(job.name),
+        restarts=sum(entry.restarts for entry in entries),
+        step=run.step(job, observed),
+        loss=run.loss(job, observed),
+        last_failure=newest_failure(entries),
+        conditions=_conditions(job, observed, entries, state, ready, verdict, now),
+        replica_statuses=entries,
+        coordinator=coordinator or before.coordinator,
+        start_time=start_time,
+        completion_time=completion_time,
+    )
+
+
+def _has_pods(observed: Observed, entry: ReplicaStatus) -> bool:
+    """Those that an abandoned replica has left behind do not count."""
+    return entry.state is not ReplicaState.ABANDONED and bool(observed.group(entry.index, entry.attempt))
+
+
+def _state(job: Job, observed: Observed, ready: int, *, over: bool, started: bool) -> JobState:
+    if over:
+        return JobState.RUNNING
+    if not started:
+        return JobState.STARTING if any(pod.node for pod in observed.trainers) else JobState.PENDING
+    if ready < job.spec.min_replicas or (observed.coordinator is not None and observed.coordinator.paused):
+        return JobState.PAUSED
+    return JobState.RUNNING if ready >= job.spec.replicas else JobState.DEGRADED
+
+
+def newest_failure(entries: tuple[ReplicaStatus, ...]) -> str | None:
+    """Say in one line what failed last."""
+    failures = [(entry.last_failure.time, entry.index, entry.last_failure) for entry in entries if entry.last_failure]
+    if not failures:
+        return None
+    _, index, failure = max(failures, key=lambda item: item[0])
+    return policy.failure_line(index, failure)
+
+
+def _conditions(
+    job: Job,
+    observed: Observed,
+    entries: tuple[ReplicaStatus, ...],
+    state: JobState,
+    ready: int,
+    verdict: tuple[str, str],
+    now: float,
+) -> tuple[Condition, ...]:
+    wanted, least = job.spec.replicas, job.spec.min_replicas
+    away = ", ".join(f"replica {e.index} is {e.state}" for e in entries if e.state not in _CALM)
+    enough = ready >= least and state not in (JobState.PAUSED, JobState.SUSPENDED, JobState.FAILED)
+    training = f"{ready} of {wanted} replicas train, minReplicas is {least}"
+    short = state in (JobState.DEGRADED, JobState.PAUSED)
+    rows = (
+        ("Accepted", not observed.foreign, *_acceptance(observed)),
+        ("Available", enough, "EnoughReplicas" if enough else "TooFewReplicas", training),
+        ("Degraded", short, "ReplicasMissing" if short else "NoneMissing", away if short else ""),
+        ("Suspended", state is JobState.SUSPENDED, "SuspendIsTrue" if job.spec.suspend else "SuspendIsFalse", ""),
+        ("Complete", state is JobState.COMPLETE, *_ending(state, JobState.COMPLETE, verdict)),
+        ("Failed", state is JobState.FAILED, *_ending(state, JobState.FAILED, verdict)),
+    )
+    return tuple(_condition(job, *row, now=now) for row in rows)
+
+
+def _acceptance(observed: Observed) -> tuple[str, str]:
+    if not observed.foreign:
+        return "Valid", ""
+    taken = ", ".join(f"{kind} {name}" for kind, name in sorted(observed.foreign))
+    return "NameTaken", f"{taken}: there already and not of this job; delete it, or give the job another name"
+
+
+_CALM = (ReplicaState.ACTIVE, ReplicaState.SPARE, ReplicaState.FINISHED, ReplicaState.REMOVED)
+
+
+def _ending(state: JobState, end: JobState, verdict: tuple[str, str]) -> tuple[str, str]:
+    return verdict if state is end else ("NotEnded", "")
+
+
+def _condition(job: Job, kind: str, holds: bool, reason: str, message: str, *, now: float) -> Condition:
+    before = next((condition for condition in job.status.conditions if condition.type == kind), None)
+    status = "True" if holds else "False"
+    since = before.last_transition_time if before is not None and before.status == status else now
+    return Condition(
+        type=kind,
+        status=status,
+        reason=reason,
+        message=message,
+        last_transition_time=since,
+        observed_generation=job.metadata.generation,
+    )
+
+
+def milestones(job: Job, status: JobStatus) -> tuple[Event, ...]:
+    """Events that follow from how the job's state moved."""
+    if job.status.state is status.state:
+        return ()
+    training = f"{status.ready} replicas train"
+    if status.state is JobState.RUNNING:
+        return (Event(reason="Running", message=training),)
+    if status.state is JobState.PAUSED:
+        return (Event(warning=True, reason="Paused", message=f"{training}, minReplicas is {job.spec.min_replicas}"),)
+    if status.state is JobState.SUSPENDED:
+        return (Event(reason="Suspended", message="spec.suspend is true: all pods are deleted"),)
+    return ()

@@ -1,0 +1,314 @@
+"""The rules for one replica after the other: how far it got, whether it failed, and what is done about that."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from fthsdp.coordinator import messages
+from fthsdp_operator import policy, render, run
+from fthsdp_operator.actions import Create, Delete, Event, Step, Tell, delete, tell
+from fthsdp_operator.api import Failure, Job, ReplicaState, ReplicaStatus, RuleAction
+from fthsdp_operator.observe import Observed
+
+__all__ = ["ENDED", "READY", "STRAGGLER_GRACE", "Group", "at_rest", "decide", "entry_now", "surplus", "taken_back"]
+
+STRAGGLER_GRACE = 20.0
+"""Seconds for which training pods may still run after the coordinator has exited at the end of the run."""
+
+
+_UP = (ReplicaState.STARTING, ReplicaState.CATCHING_UP, ReplicaState.ACTIVE, ReplicaState.SPARE)
+_WAITING = (ReplicaState.PENDING, ReplicaState.BACKOFF)
+ENDED = (ReplicaState.FINISHED, ReplicaState.FAILED)
+OUT = (*ENDED, ReplicaState.ABANDONED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group(Step):
+    """What becomes of one replica."""
+
+    entry: ReplicaStatus
+    give_up: policy.Verdict | None = None
+    """The job fails because of it."""
+
+
+def entry_now(job: Job, observed: Observed, index: int) -> ReplicaStatus:
+    """Bring the recorded state of a replica up to what is there, as far as that costs nothing."""
+    entry = job.status.replica(index) or ReplicaStatus(index=index)
+    entry = entry.model_copy(update={"last_failure": policy.with_exit_code(entry.last_failure, observed)})
+    if entry.state in (ReplicaState.SUSPENDED, ReplicaState.REMOVED):
+        return _anew(entry)
+    if entry.state in ENDED and run.waits_for_others(job, observed):  # the run is not over, as it had seemed
+        return entry.model_copy(update={"state": ReplicaState.STARTING})
+    if entry.state not in OUT and _finished(job, observed, entry):
+        return entry.model_copy(update={"state": ReplicaState.FINISHED})
+    return entry
+
+
+def _anew(entry: ReplicaStatus) -> ReplicaStatus:
+    """A person has brought a replica back: it starts with its whole budget."""
+    return entry.model_copy(
+        update={
+            "state": ReplicaState.PENDING,
+            "attempt": entry.attempt + 1,
+            "recent_restarts": (),
+            "restarts_in_a_row": 0,
+            "ready_since": None,
+        }
+    )
+
+
+def taken_back(job: Job, entries: list[ReplicaStatus]) -> list[ReplicaStatus]:
+    """Take abandoned replicas back without which the job could never train: only a change of its spec leads there."""
+    abandoned = [entry.index for entry in entries if entry.state is ReplicaState.ABANDONED]
+    lacking = max(job.spec.min_replicas - (len(entries) - len(abandoned)), 0)
+    return [_anew(entry) if entry.index in abandoned[:lacking] else entry for entry in entries]
+
+
+def _finished(job: Job, observed: Observed, entry: ReplicaStatus) -> bool:
+    """Whether a replica has done its part.
+
+    A script that ends with 0 while nobody can train, or before anybody did, is not at the end of the run, unless all of
+    them end so: then there was nothing to do.
+    """
+    if not run.exited_well(job, observed, entry):
+        return False
+    trained = run.step(job, observed) > 0 and not run.waits_for_others(job, observed)
+    return trained or run.run_is_over(observed) or run.all_exited_well(job, observed)
+
+
+def decide(job: Job, observed: Observed, entries: list[ReplicaStatus], now: float, *, over: bool) -> list[Group]:
+    """Look at all replicas first, then decide about one after the other: many that fail at once are another matter."""
+    failures = [_failure(job, observed, entry, now) for entry in entries]
+    noted = [
+        entry if failure is None else entry.model_copy(update={"last_failure": failure})
+        for entry, failure in zip(entries, failures, strict=True)
+    ]
+    groups: list[Group] = []
+    for place, (entry, failure) in enumerate(zip(noted, failures, strict=True)):
+        if failure is None:
+            groups.append(_group(job, observed, entry, now, over=over))
+            continue
+        others = (*(group.entry for group in groups), *noted[place + 1 :])
+        group = _failed(job, observed, entry, failure, others, now, over=over)
+        if group.give_up is not None:
+            return [_given_up(*one, group.give_up) for one in zip(noted, failures, strict=True)]
+        groups.append(group)
+    return groups
+
+
+def _given_up(entry: ReplicaStatus, failure: Failure | None, verdict: policy.Verdict) -> Group:
+    """The job fails: those that failed with it are not restarted any more, whatever was decided about them before."""
+    after = entry if failure is None else entry.model_copy(update={"state": ReplicaState.FAILED})
+    return Group(entry=after, give_up=verdict)
+
+
+def _failure(job: Job, observed: Observed, entry: ReplicaStatus, now: float) -> Failure | None:
+    if entry.state in OUT:
+        return None
+    return policy.failure_of(job, observed, entry, now, complete=entry.state not in _WAITING)
+
+
+def _group(job: Job, observed: Observed, entry: ReplicaStatus, now: float, *, over: bool) -> Group:
+    """A replica that has not failed now."""
+    older = (pod for pod in observed.trainers if pod.replica == entry.index and pod.attempt < entry.attempt)
+    stale = delete(older, f"attempt {entry.attempt} has taken its place")
+    if entry.state in OUT:
+        return Group(entry=entry, actions=(*stale, *_useless(observed, entry)))
+    if over and entry.state in _WAITING:
+        return Group(entry=entry.model_copy(update={"state": ReplicaState.FAILED, "next_restart_time": None}))
+    if _too_late(observed, entry, now, over=over):
+        late = entry.model_copy(update={"state": ReplicaState.FAILED})
+        return Group(entry=late, actions=(*stale, *_useless(observed, late)))
+    if entry.next_restart_time is not None and entry.next_restart_time > now:
+        return Group(entry=entry, actions=stale, wake_at=entry.next_restart_time)
+    return _growing(job, observed, entry, stale, now)
+
+
+def _useless(observed: Observed, entry: ReplicaStatus) -> tuple[Delete, ...]:
+    """Stop what a replica that is not started again has left, at every look: the first one may not live to do it."""
+    if entry.state not in (ReplicaState.FAILED, ReplicaState.ABANDONED):
+        return ()
+    why = "its replica is abandoned" if entry.state is ReplicaState.ABANDONED else "the run is over"
+    return delete((pod for pod in observed.group(entry.index, entry.attempt) if not pod.over), why)
+
+
+def _too_late(observed: Observed, entry: ReplicaStatus, now: float, *, over: bool) -> bool:
+    """The coordinator left when all members had finished or were dead: who still runs is frozen, or came too late.
+
+    Once the run is over, a coordinator that is gone is not replaced: who was not a member by then waits for nobody.
+    """
+    pod = observed.coordinator_pod
+    if pod is None and over:
+        return entry.state in (ReplicaState.STARTING, ReplicaState.CATCHING_UP)
+    if pod is None or pod.phase != "Succeeded" or pod.exit is None or pod.exit.time is None:
+        return False
+    return now >= pod.exit.time + STRAGGLER_GRACE
+
+
+def _growing(job: Job, observed: Observed, entry: ReplicaStatus, stale: tuple[Delete, ...], now: float) -> Group:
+    """A replica that nothing is wrong with: create what is missing, or see how far it got."""
+    there = {pod.index for pod in observed.group(entry.index, entry.attempt)}
+    missing = [index for index in range(job.spec.pods_per_replica) if index not in there]
+    state = ReplicaState.PENDING if missing else _progress(job, observed, entry)
+    exited = any(pod.phase == "Succeeded" for pod in observed.group(entry.index, entry.attempt))
+    after = entry.model_copy(
+        update={
+            "state": state,
+            "next_restart_time": None,
+            "first_exit_time": (entry.first_exit_time or now) if exited else None,
+            "ready_since": (entry.ready_since or now) if state in READY else None,
+        }
+    )
+    creates = tuple(
+        Create(manifest=render.training_pod(job, replica=entry.index, attempt=entry.attempt, index=index))
+        for index in missing
+    )
+    return Group(entry=after, actions=(*stale, *creates), events=_news(entry, after))
+
+
+def _progress(job: Job, observed: Observed, entry: ReplicaStatus) -> ReplicaState:
+    """How far a replica got whose pods all exist. Only the coordinator knows who trains; silent, nothing changes."""
+    before = entry.state if entry.state in _UP else ReplicaState.STARTING
+    member = observed.member(entry.index, entry.attempt)
+    if observed.coordinator is None or observed.coordinator.finished:
+        return before
+    if member is None:
+        return ReplicaState.CATCHING_UP if before in READY else ReplicaState.STARTING
+    if member.role is messages.Role.ACTIVE:
+        return ReplicaState.ACTIVE
+    # A shadow that has the state trains from the next boundary on, unless enough others do. Who is a spare stays one
+    # while the coordinator decides about somebody who is missing: it trains from that decision on.
+    ready = member.role is messages.Role.SHADOW and member.step is not None
+    spare = ready and (before is ReplicaState.SPARE or _all_train(job, observed.coordinator))
+    return ReplicaState.SPARE if spare else ReplicaState.CATCHING_UP
+
+
+def _all_train(job: Job, coordinator: messages.Status) -> bool:
+    active = sum(member.role is messages.Role.ACTIVE for member in coordinator.replicas)
+    return active >= job.spec.replicas
+
+
+READY = {ReplicaState.ACTIVE: ("ReplicaActive", "trains"), ReplicaState.SPARE: ("SpareReady", "is a ready spare")}
+
+
+def _news(before: ReplicaStatus, after: ReplicaStatus) -> tuple[Event, ...]:
+    if after.state not in READY or before.state is after.state:
+        return ()
+    reason, words = READY[after.state]
+    message = f"replica {after.index} {words} (attempt {after.attempt})"
+    return (Event(reason=reason, message=message, replica=after.index, attempt=after.attempt),)
+
+
+def _failed(
+    job: Job,
+    observed: Observed,
+    entry: ReplicaStatus,
+    failure: Failure,
+    others: tuple[ReplicaStatus, ...],
+    now: float,
+    *,
+    over: bool,
+) -> Group:
+    """Do what is right about a replica that failed; ``entry`` has the failure already."""
+    if over:
+        gone = entry.model_copy(update={"state": ReplicaState.FAILED})
+        told = _told(job, observed, entry, failure, now)
+        return Group(entry=gone, actions=(*told, *_useless(observed, gone)))
+    verdict = policy.judge(job, entry, others, now, trained=run.step(job, observed) > 0)
+    if verdict.action is RuleAction.FAIL_JOB:
+        return Group(entry=entry, give_up=verdict)
+    if verdict.action is RuleAction.ABANDON_REPLICA:
+        return _abandoned(job, observed, entry, failure, verdict, now)
+    return _restarted(job, observed, entry, failure, verdict.restart_at, now)
+
+
+def _told(
+    job: Job, observed: Observed, entry: ReplicaStatus, failure: Failure, now: float, *, final: bool = False
+) -> tuple[Tell, ...]:
+    if failure.reason == "PodDeleted" and run.can_leave(job, observed, entry.index, entry.attempt, now):
+        return ()
+    return (tell(entry.index, entry.attempt, policy.failure_line(entry.index, failure), now, final=final),)
+
+
+def _abandoned(
+    job: Job, observed: Observed, entry: ReplicaStatus, failure: Failure, verdict: policy.Verdict, now: float
+) -> Group:
+    """Let a replica go for good. Its pods that have ended stay, for their logs."""
+    after = at_rest(entry, ReplicaState.ABANDONED)
+    told = _told(job, observed, entry, failure, now, final=True)
+    event = Event(
+        warning=True,
+        reason="ReplicaAbandoned",
+        message=f"{verdict.message}; the others train on",
+        replica=entry.index,
+        attempt=entry.attempt,
+    )
+    return Group(entry=after, actions=(*told, *_useless(observed, after)), events=(event,))
+
+
+def _restarted(
+    job: Job, observed: Observed, entry: ReplicaStatus, failure: Failure, restart_at: float, now: float
+) -> Group:
+    """Restart a replica: the next attempt is counted here, and all the rest follows from that number."""
+    told = _told(job, observed, entry, failure, now)
+    after = _next_attempt(job, entry, restart_at, now)
+    pods = (pod for pod in observed.trainers if pod.replica == entry.index)
+    dead = delete(pods, f"its replica failed, and starts again as attempt {after.attempt}")
+    creates = _growing(job, observed, after, (), now).actions if after.state is ReplicaState.PENDING else ()
+    return Group(
+        entry=after,
+        actions=(*told, *dead, *creates),
+        events=(_restart_event(after, failure, now),),
+        wake_at=after.next_restart_time or math.inf,
+    )
+
+
+def _next_attempt(job: Job, entry: ReplicaStatus, restart_at: float, now: float) -> ReplicaStatus:
+    waits = restart_at > now
+    return policy.restarted(job, entry, now).model_copy(
+        update={
+            "state": ReplicaState.BACKOFF if waits else ReplicaState.PENDING,
+            "attempt": entry.attempt + 1,
+            "next_restart_time": restart_at if waits else None,
+            "first_exit_time": None,
+        }
+    )
+
+
+def _restart_event(entry: ReplicaStatus, failure: Failure, now: float) -> Event:
+    wait = (entry.next_restart_time or now) - now
+    when = f"in {wait:.0f} s" if wait > 0 else "now"
+    detail = f": {policy.last_line(failure)}" if failure.message else ""
+    cost = ", at no cost" if failure.action is RuleAction.RESTART_REPLICA_FREE else ""
+    line = f"{policy.failure_line(entry.index, failure)}{detail}; attempt {entry.attempt} starts {when}{cost}"
+    return Event(warning=True, reason="ReplicaFailed", message=line, replica=entry.index, attempt=entry.attempt - 1)
+
+
+def surplus(job: Job, observed: Observed, groups: Iterable[Group], now: float) -> Iterator[Group]:
+    """Replicas beyond spec.replicas are taken away, but for those without which fewer than minReplicas would train.
+
+    They stay until enough of the others are back: with the last that trains, the training state would be gone.
+    """
+    needed = job.spec.min_replicas - sum(group.entry.state in (*READY, ReplicaState.FINISHED) for group in groups)
+    for entry in (entry for entry in job.status.replica_statuses if entry.index >= job.spec.groups):
+        trains = entry.state in READY and policy.failure_of(job, observed, entry, now, complete=True) is None
+        if trains and needed > 0:
+            needed -= 1
+            yield Group(entry=entry)
+        else:
+            yield _removed(observed, entry)
+
+
+def _removed(observed: Observed, entry: ReplicaStatus) -> Group:
+    """A replica beyond spec.replicas leaves at a step boundary: it is asked to, and the coordinator is not told."""
+    pods = [pod for pod in observed.trainers if pod.replica == entry.index]
+    after = at_rest(entry, ReplicaState.REMOVED)
+    return Group(entry=after, actions=delete(pods, "the job was scaled below its replica"))
+
+
+def at_rest(entry: ReplicaStatus, state: ReplicaState) -> ReplicaStatus:
+    """Return the entry of a replica that has no pods to wait for: abandoned, removed or suspended."""
+    times = {"next_restart_time": None, "first_exit_time": None, "ready_since": None}
+    return entry.model_copy(update={"state": state, **times})

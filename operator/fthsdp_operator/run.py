@@ -1,0 +1,78 @@
+"""What pods and coordinator say of the run as a whole: how far it is, whether it is over, who still takes part."""
+
+from __future__ import annotations
+
+import math
+
+from fthsdp_operator.api import Job, ReplicaState, ReplicaStatus
+from fthsdp_operator.observe import Observed
+
+__all__ = [
+    "all_exited_well",
+    "can_leave",
+    "exited_well",
+    "loss",
+    "run_is_over",
+    "step",
+    "trains",
+    "waits_for_others",
+]
+
+
+def can_leave(job: Job, observed: Observed, replica: int, attempt: int, now: float) -> bool:
+    """All pods of an attempt run, though asked to stop: it leaves at a step boundary by itself, which stalls nobody.
+
+    To tell the coordinator that it is gone would break the step in flight.
+    """
+    pods = observed.group(replica, attempt)
+    running = [pod for pod in pods if pod.phase == "Running" and not pod.reason]
+    return len(running) == job.spec.pods_per_replica and all(p.gone_by is None or now < p.gone_by for p in running)
+
+
+def run_is_over(observed: Observed) -> bool:
+    """The run has reached its last step: who fails now is not started again, into a run without anybody else."""
+    pod = observed.coordinator_pod
+    exited = pod is not None and pod.phase == "Succeeded" and pod.deleted is None
+    return exited or (observed.coordinator is not None and observed.coordinator.finished)
+
+
+def trains(observed: Observed, entries: tuple[ReplicaStatus, ...]) -> bool:
+    """Some pod still runs. One that is being deleted does not count: its node may never say that it stopped."""
+    return any(
+        pod.phase in ("Running", "Unknown") and pod.deleted is None
+        for entry in entries
+        if entry.state is not ReplicaState.REMOVED
+        for pod in observed.group(entry.index, entry.attempt)
+    )
+
+
+def exited_well(job: Job, observed: Observed, entry: ReplicaStatus) -> bool:
+    """All pods exited with 0. A replica that was asked to leave does so too, but one of its pods is being deleted."""
+    pods = observed.group(entry.index, entry.attempt)
+    good = [pod for pod in pods if pod.phase == "Succeeded" and pod.deleted is None]
+    return len(good) == job.spec.pods_per_replica
+
+
+def all_exited_well(job: Job, observed: Observed) -> bool:
+    """All replicas that were not abandoned exited with 0."""
+    entries = [job.status.replica(index) or ReplicaStatus(index=index) for index in range(job.spec.groups)]
+    counted = [entry for entry in entries if entry.state is not ReplicaState.ABANDONED]
+    return all(exited_well(job, observed, entry) for entry in counted)
+
+
+def waits_for_others(job: Job, observed: Observed) -> bool:
+    """The coordinator waits until enough replicas are back: somebody is missing who ended too early."""
+    known = observed.coordinator
+    return known is not None and known.paused and not known.finished and not all_exited_well(job, observed)
+
+
+def step(job: Job, observed: Observed) -> int:
+    """The newest final step; a coordinator that has just started has seen none yet."""
+    return (observed.coordinator.step if observed.coordinator is not None else 0) or job.status.step
+
+
+def loss(job: Job, observed: Observed) -> float | None:
+    """The newest loss. JSON has no NaN: a run that diverged shows none."""
+    known = observed.coordinator
+    loss = job.status.loss if known is None or not known.step else known.loss
+    return loss if loss is not None and math.isfinite(loss) else None
