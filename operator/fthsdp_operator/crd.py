@@ -21,7 +21,7 @@ __all__ = ["crd", "main", "text"]
 
 Schema = dict[str, Any]
 
-_HEADER = "# Generated from operator/fthsdp_operator/api.py by 'make generate'. Do not edit.\n"
+_HEADER = "# Generated from operator/fthsdp_operator/api by 'make generate'. Do not edit.\n"
 _DESCRIPTION = (
     "An FTHSDPJob trains one model on several data-parallel replicas, each with a whole copy of the training state."
     " When a replica fails, only that one is restarted; the others train on."

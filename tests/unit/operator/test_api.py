@@ -249,7 +249,7 @@ def test_rules_are_welcome_as_a_pod_failure_policy_has_them() -> None:
 
 
 def test_the_longest_legal_name_still_gives_host_names() -> None:
-    from fthsdp_operator.api import MAX_JOB_NAME, MAX_PODS, MAX_REPLICAS, pod_name
+    from fthsdp_operator.api.names import MAX_JOB_NAME, MAX_PODS, MAX_REPLICAS, pod_name
 
     assert len(pod_name("a" * MAX_JOB_NAME, MAX_REPLICAS - 1, 999_999, MAX_PODS - 1)) <= 63
 

@@ -1,0 +1,105 @@
+"""What a user writes and reads: ``FTHSDPJob`` as models. The CRD is generated from them (``crd.py``).
+
+Every rule exists twice on purpose: as CEL in the CRD, so that ``kubectl apply`` refuses a bad manifest, and here,
+because ``fthsdp run`` has no API server. Both say the same sentence, written once. The docstring under each field is
+what ``kubectl explain`` prints.
+"""
+
+from __future__ import annotations
+
+from fthsdp_operator.api.failure_policy import (
+    Backoff,
+    ExitCodeOperator,
+    FailurePolicy,
+    JobBudget,
+    OnExhausted,
+    OnExitCodes,
+    OnPodCondition,
+    PerReplica,
+    Rule,
+    RuleAction,
+)
+from fthsdp_operator.api.job import Job, Metadata
+from fthsdp_operator.api.names import (
+    API_VERSION,
+    ATTEMPT_LABEL,
+    CONFIG_ANNOTATION,
+    GROUP,
+    JOB_LABEL,
+    JOB_UID_LABEL,
+    KIND,
+    MAX_JOB_NAME,
+    NAME_RULE,
+    PLURAL,
+    POD_INDEX_LABEL,
+    REPLICA_LABEL,
+    RESERVED_ENV,
+    RESERVED_ENV_PREFIX,
+    ROLE_LABEL,
+    TRANSPORT_ENV,
+    VERSION,
+    Role,
+    coordinator_name,
+    pod_name,
+)
+from fthsdp_operator.api.parse import parse_job
+from fthsdp_operator.api.parts import Time, format_time
+from fthsdp_operator.api.spec import Checkpoint, CoordinatorSpec, JobSpec, TlsSpec
+from fthsdp_operator.api.status import (
+    Condition,
+    CoordinatorStatus,
+    Failure,
+    JobState,
+    JobStatus,
+    ReplicaState,
+    ReplicaStatus,
+)
+
+__all__ = [
+    "API_VERSION",
+    "ATTEMPT_LABEL",
+    "CONFIG_ANNOTATION",
+    "GROUP",
+    "JOB_LABEL",
+    "JOB_UID_LABEL",
+    "KIND",
+    "MAX_JOB_NAME",
+    "NAME_RULE",
+    "PLURAL",
+    "POD_INDEX_LABEL",
+    "REPLICA_LABEL",
+    "RESERVED_ENV",
+    "RESERVED_ENV_PREFIX",
+    "ROLE_LABEL",
+    "TRANSPORT_ENV",
+    "VERSION",
+    "Backoff",
+    "Checkpoint",
+    "Condition",
+    "CoordinatorSpec",
+    "CoordinatorStatus",
+    "ExitCodeOperator",
+    "Failure",
+    "FailurePolicy",
+    "Job",
+    "JobBudget",
+    "JobSpec",
+    "JobState",
+    "JobStatus",
+    "Metadata",
+    "OnExhausted",
+    "OnExitCodes",
+    "OnPodCondition",
+    "PerReplica",
+    "ReplicaState",
+    "ReplicaStatus",
+    "Role",
+    "Rule",
+    "RuleAction",
+    "Time",
+    "TlsSpec",
+    "coordinator_name",
+    "format_time",
+    "parse_job",
+    "pod_name",
+]

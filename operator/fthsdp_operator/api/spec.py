@@ -1,0 +1,143 @@
+"""What a user wants: the job's spec."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import ConfigDict, Field
+
+from fthsdp.data.policies import BatchPolicy, LrPolicy
+from fthsdp_operator.api.failure_policy import CONTAINER_RULE, FailurePolicy
+from fthsdp_operator.api.names import MAX_PODS, MAX_PROCESSES, MAX_REPLICAS
+from fthsdp_operator.api.parts import SpecPart
+from fthsdp_operator.api.template import TEMPLATE_SCHEMA
+
+__all__ = ["LR_RULE", "REPLICAS_RULE", "SPARES_RULE", "Checkpoint", "CoordinatorSpec", "JobSpec", "TlsSpec"]
+
+
+class CoordinatorSpec(SpecPart):
+    """The small pod that numbers the memberships of the job."""
+
+    image: str | None = Field(default=None, min_length=1)
+    """Image of the coordinator's pod; the operator's own image where unset."""
+    resources: dict[str, Any] = Field(
+        default_factory=lambda: {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"memory": "256Mi"}},
+        json_schema_extra={"x-kubernetes-preserve-unknown-fields": True},
+    )
+    """Requests and limits of the coordinator's container, as in any pod."""
+
+
+class Checkpoint(SpecPart):
+    """Where the training state is kept, in case that no replica is left."""
+
+    path: str = Field(min_length=1, max_length=4096)
+    """Folder that all pods reach under this path, on a volume of the template; the newest whole checkpoint in it is
+    where a job begins that has no replica with a state."""
+    every_steps: int = Field(ge=1, le=10**9)
+    """Steps from one checkpoint to the next."""
+
+
+class TlsSpec(SpecPart):
+    """Encryption of all connections of the job."""
+
+    secret_name: str = Field(min_length=1, max_length=253)
+    """Secret in the job's namespace with tls.crt, tls.key and ca.crt, as cert-manager fills it. All pods of the job
+    mount it and use it for both sides of a connection; a renewed one is taken up without a restart."""
+
+
+REPLICAS_RULE = "minReplicas is above replicas: lower minReplicas or raise replicas"
+SPARES_RULE = f"replicas and spares together are more than {MAX_REPLICAS}: lower one of them"
+LR_RULE = (
+    "lrPolicy follows a batch that shrinks, and batchPolicy Constant keeps it whole: set lrPolicy None, or batchPolicy"
+    " Shrink"
+)
+_FIXED_RULE = (
+    "batchPolicy, lrPolicy, checkpoint and tls have to be the same for all replicas, so they cannot be changed while"
+    " pods run: suspend the job first"
+)
+_PODS_RULE = "podsPerReplica cannot be changed while the job exists: delete the job and create it anew"
+
+
+_CONTAINER_CEL = (
+    "self.failurePolicy.rules.all(rule, !has(rule.onExitCodes) || !has(rule.onExitCodes.containerName)"
+    " || self.template.spec.containers.exists(one, one.name == rule.onExitCodes.containerName)"
+    " || (has(self.template.spec.initContainers)"
+    " && self.template.spec.initContainers.exists(one, one.name == rule.onExitCodes.containerName)))"
+)
+
+
+class JobSpec(SpecPart):
+    """What the job should be."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "x-kubernetes-validations": [
+                {
+                    "rule": "self.minReplicas <= self.replicas",
+                    "message": REPLICAS_RULE,
+                    "fieldPath": ".minReplicas",
+                },
+                {
+                    "rule": f"self.replicas + self.spares <= {MAX_REPLICAS}",
+                    "message": SPARES_RULE,
+                    "fieldPath": ".spares",
+                },
+                {
+                    "rule": "self.batchPolicy == 'Shrink' || self.lrPolicy == 'None'",
+                    "message": LR_RULE,
+                    "fieldPath": ".lrPolicy",
+                },
+                {
+                    "rule": (
+                        "oldSelf.suspend || (self.batchPolicy == oldSelf.batchPolicy"
+                        " && self.lrPolicy == oldSelf.lrPolicy && has(self.checkpoint) == has(oldSelf.checkpoint)"
+                        " && (!has(self.checkpoint) || self.checkpoint == oldSelf.checkpoint)"
+                        " && has(self.tls) == has(oldSelf.tls) && (!has(self.tls) || self.tls == oldSelf.tls))"
+                    ),
+                    "message": _FIXED_RULE,
+                },
+                {"rule": _CONTAINER_CEL, "message": CONTAINER_RULE, "fieldPath": ".failurePolicy.rules"},
+            ]
+        }
+    )
+
+    replicas: int = Field(ge=1, le=MAX_REPLICAS)
+    """Data-parallel replicas, each with a whole copy of the training state. May be changed while the job runs."""
+    min_replicas: int = Field(default=1, ge=1, le=MAX_REPLICAS)
+    """Below this many training replicas the job pauses at a step boundary, keeps its state and waits."""
+    spares: int = Field(default=0, ge=0, le=MAX_REPLICAS)
+    """Replicas kept ready beside these, with the state but without a share of the batch: when one of the others fails,
+    a spare takes its place in the same step, and the failed one comes back as a spare. May be changed."""
+    pods_per_replica: int = Field(
+        default=1,
+        ge=1,
+        le=MAX_PODS,
+        json_schema_extra={"x-kubernetes-validations": [{"rule": "self == oldSelf", "message": _PODS_RULE}]},
+    )
+    """Pods that make up one replica; they start, fail and restart together. Cannot be changed."""
+    processes_per_pod: int = Field(default=1, ge=1, le=MAX_PROCESSES)
+    """Ranks in each pod. Above 1 the command is torchrun, which reads this number from PET_NPROC_PER_NODE."""
+    template: dict[str, Any] = Field(json_schema_extra=TEMPLATE_SCHEMA)
+    """The pod that all replicas run, a PodTemplateSpec. Each finds who it is in its environment (FTHSDP_REPLICA, …)."""
+    coordinator: CoordinatorSpec = CoordinatorSpec()
+    """The pod that numbers the memberships of the job."""
+    failure_policy: FailurePolicy = FailurePolicy()
+    """What happens when a replica fails."""
+    batch_policy: BatchPolicy = Field(default=BatchPolicy.SHRINK, strict=False)
+    """While replicas are missing: Shrink trains what the others bring, and no work is repeated; Constant has the others
+    train the missing share too, in the same step."""
+    lr_policy: LrPolicy = Field(default=LrPolicy.NONE, strict=False)
+    """How the learning rate follows a batch that shrank: None, Linear (in proportion) or Sqrt (with its root)."""
+    checkpoint: Checkpoint | None = None
+    """Where the training state is kept, in case that no replica is left; nowhere where unset."""
+    tls: TlsSpec | None = None
+    """Encryption of all connections of the job; what travels can be read on its way where unset."""
+    suspend: bool = False
+    """True takes all pods of the job away until it is false again."""
+    ttl_seconds_after_finished: int | None = Field(default=None, ge=0, le=10 * 365 * 24 * 3600)
+    """Seconds after which a job that is Complete or Failed is deleted; never where unset."""
+
+    @property
+    def groups(self) -> int:
+        """Groups of pods: the replicas and the spares. Which of them trains is the coordinator's choice."""
+        return self.replicas + self.spares

@@ -1,0 +1,195 @@
+"""What the operator says: the job's status."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from fthsdp_operator.api.failure_policy import RuleAction
+from fthsdp_operator.api.parts import StatusPart, Time
+
+__all__ = ["Condition", "CoordinatorStatus", "Failure", "JobState", "JobStatus", "ReplicaState", "ReplicaStatus"]
+
+
+class JobState(StrEnum):
+    """Where the job stands, in one word."""
+
+    PENDING = "Pending"
+    """No training pod has been placed on a node."""
+    STARTING = "Starting"
+    """Pods start; no replica trains so far."""
+    RUNNING = "Running"
+    """As many replicas train as are wanted."""
+    DEGRADED = "Degraded"
+    """At least minReplicas train, the others are on their way back, or were abandoned."""
+    PAUSED = "Paused"
+    """Fewer than minReplicas train; the others wait at a step boundary."""
+    SUSPENDED = "Suspended"
+    """spec.suspend is true."""
+    COMPLETE = "Complete"
+    FAILED = "Failed"
+
+
+class ReplicaState(StrEnum):
+    """Where one replica stands."""
+
+    PENDING = "Pending"
+    """Its pods are being created."""
+    STARTING = "Starting"
+    """All its pods exist."""
+    CATCHING_UP = "CatchingUp"
+    """It downloads the state and replays, or waits to become active."""
+    ACTIVE = "Active"
+    """It trains."""
+    SPARE = "Spare"
+    """It has the state of those that train, and takes over as soon as one of them fails."""
+    BACKOFF = "Backoff"
+    """It failed and waits for nextRestartTime."""
+    FINISHED = "Finished"
+    """All its pods exited with 0 at the end of the run."""
+    FAILED = "Failed"
+    """It failed and is not restarted, since the run is over."""
+    ABANDONED = "Abandoned"
+    """It failed and is not restarted; the others train on without it."""
+    SUSPENDED = "Suspended"
+    REMOVED = "Removed"
+    """The job was scaled below its index."""
+
+
+class Failure(StatusPart):
+    """Why a replica failed."""
+
+    pod: str
+    """The pod with which it began."""
+    node: str | None = None
+    """Node on which the pod ran."""
+    container: str | None = None
+    """Container that exited."""
+    exit_code: int | None = None
+    """Exit code of the container, as soon as it is known."""
+    reason: str
+    """PodDeleted, Error, OOMKilled, Evicted, Preempted, NodeLost, ExitedEarly, Silent, Hung, Frozen, StateDiverged,
+    ConnectionLost, Failed, or what the kubelet says."""
+    message: str = ""
+    """What is known beyond that."""
+    time: Time
+    """When it was noticed."""
+    during: ReplicaState | None = None
+    """State of the replica when it failed."""
+    action: RuleAction | None = None
+    """What was asked for: RestartReplica, RestartReplicaFree (which costs no budget), AbandonReplica or FailJob."""
+    rule: str | None = None
+    """Name of the rule of failurePolicy that asked for it; unset where none of them matched."""
+
+
+class ReplicaStatus(StatusPart):
+    """One replica."""
+
+    index: int
+    """Its number, 0 … replicas+spares-1."""
+    state: ReplicaState = ReplicaState.PENDING
+    """Pending, Starting, CatchingUp, Active, Spare, Backoff, Finished, Failed, Abandoned, Suspended or Removed."""
+    attempt: int = 0
+    """Incarnation; part of the pods' names. Written here before the pods of the one before are deleted."""
+    restarts: int = 0
+    """Restarts so far."""
+    recent_restarts: tuple[Time, ...] = ()
+    """Those that cost budget, within the longer window of failurePolicy.perReplica and failurePolicy.job."""
+    restarts_in_a_row: int = 0
+    """Those after the last stable time, which space out the next one."""
+    ready_since: Time | None = None
+    """Since when it trains, or stands by as a spare."""
+    next_restart_time: Time | None = None
+    """When its pods are created again, while it is in Backoff."""
+    first_exit_time: Time | None = None
+    """When it was first seen that a pod of it had exited with 0, while others still ran."""
+    last_failure: Failure | None = None
+    """Why it failed last."""
+
+
+class CoordinatorStatus(StatusPart):
+    """The coordinator's pod."""
+
+    starts: int = 0
+    """Pods created for it so far."""
+    recent_starts: tuple[Time, ...] = ()
+    """Those within the window of failurePolicy.perReplica; they space out further ones."""
+    pod_uid: str | None = None
+    """UID of its pod as it was seen last; unset while one is being created."""
+
+
+class Condition(StatusPart):
+    """One aspect of the job's state, as Kubernetes tools expect it."""
+
+    type: str
+    """Available, Degraded, Suspended, Complete, Failed or Accepted."""
+    status: Literal["True", "False", "Unknown"]
+    """True, False or Unknown."""
+    reason: str
+    """One word that says why."""
+    message: str = ""
+    """A sentence that says why."""
+    last_transition_time: Time
+    """When the status changed last."""
+    observed_generation: int | None = None
+    """Generation of the spec that this speaks of."""
+
+
+class JobStatus(StatusPart):
+    """What the job is."""
+
+    observed_generation: int | None = None
+    """Generation of the spec that the operator saw last."""
+    state: JobState = JobState.PENDING
+    """Pending, Starting, Running, Degraded, Paused, Suspended, Complete or Failed."""
+    ready: str | None = None
+    """Replicas that train, of those wanted, as in 2/3."""
+    spares: str | None = None
+    """Spares that are ready, of those wanted, as in 1/1; unset for a job without."""
+    replicas: int = 0
+    """Replicas that have pods, spares left out."""
+    ready_replicas: int = 0
+    """Replicas that train, or finished."""
+    selector: str | None = None
+    """Selects the job's training pods."""
+    abandoned_replicas: int = 0
+    """Replicas that failed and are not restarted, while the others train on."""
+    restarts: int = 0
+    """Restarts of replicas so far."""
+    step: int = 0
+    """Newest final step."""
+    loss: float | None = None
+    """Loss of the newest final step."""
+    last_failure: str | None = None
+    """The newest failure of a replica in one line."""
+    conditions: Annotated[
+        tuple[Condition, ...],
+        Field(json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}),
+    ] = ()
+    """Available, Degraded, Suspended, Complete, Failed, Accepted."""
+    replica_statuses: Annotated[
+        tuple[ReplicaStatus, ...],
+        Field(json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["index"]}),
+    ] = ()
+    """Each replica, by index."""
+    coordinator: CoordinatorStatus = CoordinatorStatus()
+    """The coordinator's pod."""
+    start_time: Time | None = None
+    """When a replica trained for the first time."""
+    completion_time: Time | None = None
+    """When the job became Complete or Failed."""
+
+    @property
+    def terminal(self) -> bool:
+        """Complete and Failed are never left again."""
+        return self.state in (JobState.COMPLETE, JobState.FAILED)
+
+    def replica(self, index: int) -> ReplicaStatus | None:
+        """Return the entry of a replica, or None."""
+        return next((entry for entry in self.replica_statuses if entry.index == index), None)
+
+    def dump(self) -> dict[str, Any]:
+        """Return it as it stands in the object."""
+        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
