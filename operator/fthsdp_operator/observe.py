@@ -7,8 +7,9 @@ is already gone: those *last words* are pods as a watch event showed them last, 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any
 
 from fthsdp.coordinator.messages import ReplicaStatus as MemberStatus
@@ -24,7 +25,7 @@ from fthsdp_operator.api import (
     Role,
 )
 
-__all__ = ["Exit", "Observed", "PodView", "observe", "view"]
+__all__ = ["Exit", "NodeView", "Observed", "PodView", "node_view", "observe", "view"]
 
 Manifest = Mapping[str, Any]
 
@@ -85,6 +86,23 @@ class PodView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeView:
+    """The part of a node that rules look at: nothing of it changes with a heartbeat."""
+
+    name: str
+    ready: str = "Unknown"
+    """Status of its condition Ready: "True", "False", or "Unknown" when its kubelet is not heard or says nothing."""
+    not_ready_since: float | None = None
+    """Unix time since which ``ready`` has been what it is; None while it is "True", and where nobody knows."""
+    unschedulable: bool = False
+    """Somebody cordoned it."""
+    taints: frozenset[tuple[str, str, str]] = frozenset()
+    """Key, value and effect of each."""
+    conditions: frozenset[tuple[str, str]] = frozenset()
+    """Type and status of each condition in its status."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
     """Everything outside the job's own object that a plan depends on."""
 
@@ -95,6 +113,9 @@ class Observed:
     foreign: frozenset[tuple[str, str]] = frozenset()
     """Those whose names are taken by objects that are not the job's: an earlier job's that are on their way out, or a
     user's."""
+    nodes: Mapping[str, NodeView] = field(default_factory=dict)
+    """By name: the nodes on which these pods are. Those of which nothing is known are not here: they are gone, or the
+    operator may not look at nodes, and then it is empty."""
     coordinator: Status | None = None
     """What the coordinator says; None when it did not answer."""
     last_words: Mapping[str, PodView]
@@ -134,6 +155,7 @@ def observe(
     *,
     last_words: Iterable[Manifest] = (),
     support: Iterable[Manifest] = (),
+    nodes: Mapping[str, NodeView] = MappingProxyType({}),
     coordinator: Status | None = None,
     fresh_key: str,
     coordinator_image: str,
@@ -145,6 +167,7 @@ def observe(
         last_words={pod.name: pod for pod in _views(job, last_words)},
         support=frozenset(names),
         foreign=frozenset(name for name, ours in names.items() if not ours),
+        nodes=nodes,
         coordinator=coordinator,
         fresh_key=fresh_key,
         coordinator_image=coordinator_image,
@@ -191,6 +214,24 @@ def view(pod: Manifest) -> PodView | None:
         gone_by=gone_by,
         exits=_exits(status),
         conditions=frozenset((it.get("type", ""), it.get("status", "")) for it in status.get("conditions") or ()),
+    )
+
+
+def node_view(node: Manifest) -> NodeView:
+    """Turn a node into a view."""
+    spec, status = node.get("spec") or {}, node.get("status") or {}
+    conditions = status.get("conditions") or ()
+    told = next((it for it in conditions if it.get("type") == "Ready"), {})
+    ready = told.get("status") or "Unknown"
+    return NodeView(
+        name=node["metadata"]["name"],
+        ready=ready,
+        not_ready_since=None if ready == "True" else _seconds(told.get("lastTransitionTime")),
+        unschedulable=bool(spec.get("unschedulable")),
+        taints=frozenset(
+            (it.get("key", ""), it.get("value") or "", it.get("effect", "")) for it in spec.get("taints") or ()
+        ),
+        conditions=frozenset((it.get("type", ""), it.get("status", "")) for it in conditions),
     )
 
 

@@ -1,4 +1,4 @@
-"""What is taken from a pod, whatever else may stand in it."""
+"""What is taken from a pod or a node, whatever else may stand in it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fthsdp_operator.observe import Exit, view
+from fthsdp_operator.observe import Exit, NodeView, node_view, view
 
 
 def pod(status: dict[str, Any] | None = None, labels: dict[str, str] | None = None) -> dict[str, Any]:
@@ -63,3 +63,43 @@ def test_an_init_container_that_succeeded_says_nothing() -> None:
     seen = view(pod({"initContainerStatuses": [container("first", 0)]}))
     assert seen is not None
     assert seen.exit is None
+
+
+def node(*, ready: str | None = "True", **spec: Any) -> dict[str, Any]:
+    conditions = [{"type": "DiskPressure", "status": "False", "lastTransitionTime": "2027-01-15T07:00:00Z"}]
+    if ready is not None:
+        conditions.append({"type": "Ready", "status": ready, "lastTransitionTime": "2027-01-15T08:00:00Z"})
+    return {"metadata": {"name": "node-7"}, "spec": spec, "status": {"conditions": conditions}}
+
+
+def test_a_node_that_is_well() -> None:
+    conditions = frozenset({("DiskPressure", "False"), ("Ready", "True")})
+    assert node_view(node()) == NodeView(name="node-7", ready="True", conditions=conditions)
+
+
+def test_a_node_that_is_not_says_since_when() -> None:
+    seen = node_view(node(ready="Unknown"))
+    assert (seen.ready, seen.not_ready_since) == ("Unknown", 1_800_000_000.0)
+
+
+def test_a_node_that_says_nothing_of_itself_yet() -> None:
+    new = {"metadata": {"name": "node-7"}}
+    assert node_view(new) == NodeView(name="node-7", ready="Unknown", not_ready_since=None)
+    assert node_view(node(ready=None)).ready == "Unknown"
+
+
+def test_what_keeps_pods_from_a_node() -> None:
+    taints = [
+        {"key": "nvidia.com/gpu", "value": "broken", "effect": "NoSchedule"},
+        {"key": "lost", "effect": "NoExecute"},
+    ]
+    seen = node_view(node(unschedulable=True, taints=taints))
+    assert seen.unschedulable
+    assert seen.taints == {("nvidia.com/gpu", "broken", "NoSchedule"), ("lost", "", "NoExecute")}
+
+
+def test_a_heartbeat_of_a_node_changes_nothing() -> None:
+    before, after = node(), node()
+    for condition in after["status"]["conditions"]:
+        condition["lastHeartbeatTime"] = "2027-01-15T09:00:00Z"
+    assert node_view(before) == node_view(after)
