@@ -221,7 +221,7 @@ def node_view(node: Manifest) -> NodeView:
     """Turn a node into a view."""
     spec, status = node.get("spec") or {}, node.get("status") or {}
     conditions = status.get("conditions") or ()
-    told = next((it for it in conditions if it.get("type") == "Ready"), {})
+    told: Manifest = next((it for it in conditions if it.get("type") == "Ready"), {})
     ready = told.get("status") or "Unknown"
     return NodeView(
         name=node["metadata"]["name"],

@@ -84,6 +84,7 @@ def test_an_undisturbed_run() -> None:
         "samples": {"trained": 48, "duplicated": 0, "missing": 0, "pending": 0},
         "digests": {"compared": 8, "mismatched": 0},
         "outcomes": {"compared": 4, "mismatched": 0},
+        "totals": {"failures": 0, "joins": 0, "leaves": 0, "starts": 0, "stalls": 0},
     }
 
 

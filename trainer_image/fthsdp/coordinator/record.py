@@ -4,15 +4,20 @@ Words of the report. The run's clock is 0 when the first epoch began. A step of 
 overlaps a failure (from its detection to the decision), when it was retried or rolled forward, or when a replica was on
 its way in meanwhile (from the start of its process until it was active). What a step costs normally is the median of a
 replica's undisturbed steps.
+
+A run may go on for months, and nobody waits longer for a decision because of it. So only the newest steps and events
+are kept one by one; of the older ones there are sums. Where a run goes back to a step that is older than what is kept,
+the samples are counted anew from there.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
@@ -23,8 +28,16 @@ from fthsdp.ranges import Range, count, subtract, union
 
 __all__ = ["RunEvent", "RunRecord", "event_of"]
 
+_T = TypeVar("_T")
+
 FEWEST_STEPS = 3
 """Fewer steps than this have no median worth reporting."""
+KEPT_LAPS = 20_000
+"""Steps of replicas that are kept one by one: a report of them takes some 20 ms."""
+FEWEST_KEPT = 200
+"""Steps that are kept one by one, however many replicas there are."""
+KEPT_EVENTS = 100
+"""Failures, joins, leaves, starts and stalls of which a report tells, the newest of each."""
 
 
 class RunEvent(BaseModel):
@@ -120,9 +133,43 @@ class _Step:
 
 
 @dataclass(slots=True, kw_only=True)
+class _Past:
+    """Sums of the steps that are not kept one by one any more."""
+
+    until: int = 0
+    """The newest of them."""
+    steps: int = 0
+    trained: tuple[Range, ...] = ()
+    dealt: int = 0
+    untold: int = 0
+    returned: tuple[Range, ...] = ()
+    """After the newest of them that told."""
+    whole: bool = False
+    """Step 1 is among them."""
+    first: _Step | None = None
+    """The oldest that told, where step 1 is not among them."""
+    useful: float = 0.0
+    """Seconds of all replicas that went into final steps."""
+    began: float = math.inf
+    """Unix time at which the oldest of them began."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Join:
+    record: JoinRecord
+    told: dict[str, Any] | None = None
+
+
+@dataclass(slots=True, kw_only=True)
 class _Failure:
     event: RunEvent
     decided: RunEvent | None = None
+    told: dict[str, Any] | None = None
+    """What the report says, once the steps around it are gone."""
+
+    @property
+    def settled(self) -> bool:
+        return self.decided is not None or not self.event.member
 
     @property
     def span(self) -> tuple[float, float]:
@@ -135,13 +182,18 @@ class RunRecord:
     def __init__(self, *, replicas: int, spares: int = 0) -> None:
         self._replicas = replicas
         self._spares = spares
+        self._kept = max(FEWEST_KEPT, KEPT_LAPS // (replicas + spares))
+        """Steps."""
+        self._past = _Past()
+        self._totals: Counter[str] = Counter()
+        """Failures, joins, leaves, starts and stalls so far."""
         self._began: float | None = None
         self._finished: int | None = None
         self._steps: dict[int, _Step] = {}
         self._laps: dict[tuple[int, int], list[_Lap]] = defaultdict(list)
         """Steps by incarnation, in order, in the role of an active."""
         self._newest: dict[tuple[int, int], int] = {}
-        self._joins: list[JoinRecord] = []
+        self._joins: list[_Join] = []
         self._failures: list[_Failure] = []
         self._leaves: list[RunEvent] = []
         self._starts: list[RunEvent] = []
@@ -171,25 +223,32 @@ class RunRecord:
                     if failure.decided is None and failure.event.member:
                         failure.decided = event
             case "removed":
-                self._failures.append(_Failure(event=event))
+                self._remember("failures", self._failures, _Failure(event=event))
             case "stalled":
-                self._stalls.append(event)
+                self._remember("stalls", self._stalls, event)
             case "left" if (event.replica, event.attempt) not in {(e.replica, e.attempt) for e in self._leaves}:
                 # A restarted coordinator may see once more that somebody has left.
-                self._leaves.append(event)
+                self._remember("leaves", self._leaves, event)
             case "finished":
                 self._finished = event.step
             case "started" if event.epoch not in {e.epoch for e in self._starts}:
                 # A restarted coordinator tells it again as long as nobody may have heard of it.
                 assert event.step is not None
-                self._starts.append(event)
+                self._remember("starts", self._starts, event)
                 self._forget_steps_after(event.step)
+
+    def _remember(self, kind: str, kept: list[_T], one: _T) -> None:
+        self._totals[kind] += 1
+        kept.append(one)
+        del kept[:-KEPT_EVENTS]
 
     def add(self, records: Records) -> Records:
         """Take in what a leader recorded and return what of it is new: records are sent again until confirmed."""
         steps = tuple(s for s in records.steps if self._is_new(s))
-        joins = tuple(j for j in records.joins if j not in self._joins)
-        self._joins += joins
+        known = [join.record for join in self._joins]
+        joins = tuple(join for join in records.joins if join not in known)
+        for join in joins:
+            self._remember("joins", self._joins, _Join(record=join))
         return Records(steps=steps, joins=joins)
 
     def _is_new(self, record: StepRecord) -> bool:
@@ -201,6 +260,10 @@ class RunRecord:
         return True
 
     def _take(self, record: StepRecord) -> None:
+        if record.step <= self._past.until:
+            return
+        if len(self._steps) >= 2 * self._kept:
+            self._fold()
         step = self._steps.get(record.step)
         if step is None:
             step = self._steps[record.step] = _Step(record.contributors, record.total_samples)
@@ -234,8 +297,52 @@ class RunRecord:
         self._untold -= step.total_samples
         self._trained = union((*self._trained, *record.trained))
 
+    # --- what is not kept one by one --------------------------------------------------------------------------------
+
+    def _fold(self) -> None:
+        """Add up all but the newest steps."""
+        normal, past = self._undisturbed(), self._past
+        numbers = sorted(self._steps)
+        old, kept_from = numbers[: -self._kept], numbers[-self._kept]
+        laps = [lap for lap in self._all_laps() if lap.step < kept_from]
+        past.useful += _useful(laps, normal)
+        past.began = min([past.began, *(lap.began for lap in laps)])
+        self._tell(max((lap.ended for lap in laps), default=-math.inf), normal)
+        for who, each in list(self._laps.items()):
+            self._laps[who] = [lap for lap in each if lap.step >= kept_from]
+            if not self._laps[who]:
+                del self._laps[who]
+        self._add_up([self._steps.pop(number) for number in old], whole=1 in old)
+        past.until = old[-1]
+        self._newest = {who: step for who, step in self._newest.items() if step > past.until}
+
+    def _add_up(self, steps: list[_Step], *, whole: bool) -> None:
+        past, told = self._past, [step for step in steps if step.trained]
+        past.steps += len(steps)
+        past.untold += sum(step.total_samples for step in steps if not step.trained)
+        past.dealt += sum(count(step.trained) for step in told)
+        past.trained = union((*past.trained, *(r for step in told for r in step.trained)))
+        past.whole = past.whole or whole
+        if told:
+            past.returned = told[-1].returned
+            past.first = None if past.whole else past.first or told[0]
+
+    def _tell(self, until: float, normal: dict[tuple[int, int], float]) -> None:
+        """Say what there is to say of the failures and joins that lie before this time."""
+        for failure in self._failures:
+            if failure.told is None and failure.settled and failure.span[1] <= until:
+                failure.told = self._failure(failure, normal)
+        for join in self._joins:
+            if join.told is None and join.record.active <= until:
+                join.told = self._join(join.record)
+
+    def _all_laps(self) -> list[_Lap]:
+        return [lap for each in self._laps.values() for lap in each]
+
     def _forget_steps_after(self, last: int) -> None:
         """The run begins from this step: what was trained after it does not count."""
+        if last < self._past.until:
+            self._past = self._past_until(last)
         self._steps = {number: step for number, step in self._steps.items() if number <= last}
         self._lines = {number: line for number, line in self._lines.items() if number <= last}
         self._laps = defaultdict(
@@ -246,14 +353,25 @@ class RunRecord:
             },
         )
         told = [r for step in self._steps.values() for r in step.trained]
-        self._trained, self._dealt = union(told), count(told)
-        self._untold = sum(step.total_samples for step in self._steps.values() if not step.trained)
+        self._trained, self._dealt = union((*self._past.trained, *told)), self._past.dealt + count(told)
+        self._untold = self._past.untold + sum(s.total_samples for s in self._steps.values() if not s.trained)
         self.step, self.loss, self._printed = last, self.loss if self.step == last else None, last
+
+    def _past_until(self, last: int) -> _Past:
+        """What is left of the sums when the newer ones of their steps do not count: nothing is known of their samples.
+
+        What they took is taken for an even share of what all of them did.
+        """
+        past = self._past
+        steps = max(past.steps - (past.until - last), 0)
+        return _Past(until=last, steps=steps, useful=past.useful * steps / max(past.steps, 1), began=past.began)
 
     # --- out --------------------------------------------------------------------------------------------------------
 
     def take_lines(self) -> list[dict[str, Any]]:
         """Return the lines of steps that became final since the last call, each step once, in order."""
+        if len(self._lines) > self._kept:  # somebody who has trained a step did not live to tell of it
+            self._printed = min(self._lines) - 1
         lines: list[dict[str, Any]] = []
         while self._printed is not None and self._printed + 1 in self._lines:
             self._printed += 1
@@ -263,7 +381,7 @@ class RunRecord:
     def report(self) -> dict[str, Any]:
         """Return the report as it stands. Times are in seconds."""
         normal = self._undisturbed()
-        seconds = sorted(lap.seconds for laps in self._laps.values() for lap in laps)
+        seconds, steps = sorted(lap.seconds for lap in self._all_laps()), self._past.steps + len(self._steps)
         return {
             "outcome": "running" if self._finished is None else "complete",
             "replicas": self._replicas,
@@ -279,11 +397,11 @@ class RunRecord:
                 }
                 for e in self._starts
             ],
-            "steps_final": len(self._steps),
+            "steps_final": steps,
             "effective_training_time": self._effective(normal),
             "step_seconds": {"p50": _quantile(seconds, 0.50), "p99": _quantile(seconds, 0.99)},
-            "failures": [self._failure(f, normal) for f in self._failures],
-            "joins": [self._join(j) for j in self._joins],
+            "failures": [f.told or self._failure(f, normal) for f in self._failures],
+            "joins": [j.told or self._join(j.record) for j in self._joins],
             "leaves": [
                 {"replica": e.replica, "attempt": e.attempt, "reason": e.reason, "left_s": self._clock(e.at)}
                 for e in self._leaves
@@ -291,7 +409,8 @@ class RunRecord:
             "stalls": [{"step": e.step, "reason": e.reason, "noticed_s": self._clock(e.at)} for e in self._stalls],
             "samples": self._samples(),
             "digests": {"compared": self._compared, "mismatched": self._mismatched},
-            "outcomes": {"compared": len(self._steps), "mismatched": self._outcomes_differ},
+            "outcomes": {"compared": steps, "mismatched": self._outcomes_differ},
+            "totals": {kind: self._totals[kind] for kind in ("failures", "joins", "leaves", "starts", "stalls")},
         }
 
     def _clock(self, at: float) -> float | None:
@@ -301,7 +420,8 @@ class RunRecord:
         """Samples of steps that nobody told the ranges of are taken for those that fill the holes."""
         told = [number for number, step in self._steps.items() if step.trained]
         holes = subtract(below_last(self._trained), (*self._trained, *self._trained_before(told)))
-        pending = count(holes) - count(subtract(holes, self._steps[max(told)].returned)) if told else 0
+        returned = self._steps[max(told)].returned if told else self._past.returned
+        pending = count(holes) - count(subtract(holes, returned))
         return {
             "trained": count(self._trained) + self._untold,
             "duplicated": self._dealt - count(self._trained),
@@ -311,9 +431,9 @@ class RunRecord:
 
     def _trained_before(self, told: Sequence[int]) -> tuple[Range, ...]:
         """Samples of steps before those on record: neither trained nor waiting where the record begins."""
-        if not told or min(self._steps) == 1:
+        first = self._past.first or (self._steps[min(told)] if told else None)
+        if first is None or self._past.whole or 1 in self._steps:
             return ()
-        first = self._steps[min(told)]
         known = (*first.trained, *first.returned)
         before = below_last(known)
         if self._trained[-1][1] > POSITIONS:  # where the other lanes of a stream were left shows when they go on
@@ -322,7 +442,7 @@ class RunRecord:
 
     def _spans(self) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
         failures = [f.span for f in self._failures if f.event.member]
-        return failures, [(j.started, j.active) for j in self._joins]
+        return failures, [(join.record.started, join.record.active) for join in self._joins]
 
     def _undisturbed(self) -> dict[tuple[int, int], float]:
         """By incarnation, the median of its undisturbed steps; those without enough of them are missing."""
@@ -389,13 +509,18 @@ class RunRecord:
 
     def _effective(self, normal: dict[tuple[int, int], float]) -> float | None:
         """The share of all replicas' time that went into final steps at the undisturbed pace."""
-        laps = [lap for each in self._laps.values() for lap in each]
+        laps = self._all_laps()
         if not laps or not normal or self._began is None:
             return None
-        whole = self._replicas * (max(lap.ended for lap in laps) - min(lap.began for lap in laps))
-        pace = statistics.median(normal.values())
-        useful = sum(min(lap.seconds, pace) for lap in laps if lap.counts)
-        return round(useful / whole, 4) if whole > 0 else None
+        began = min(self._past.began, *(lap.began for lap in laps))
+        whole = self._replicas * (max(lap.ended for lap in laps) - began)
+        return round((self._past.useful + _useful(laps, normal)) / whole, 4) if whole > 0 else None
+
+
+def _useful(laps: Iterable[_Lap], normal: Mapping[tuple[int, int], float]) -> float:
+    """Seconds that went into steps that count, at the undisturbed pace; of a step that took longer, that part."""
+    pace = statistics.median(normal.values()) if normal else math.inf
+    return sum(min(lap.seconds, pace) for lap in laps if lap.counts)
 
 
 def _line(record: StepRecord) -> dict[str, Any]:
