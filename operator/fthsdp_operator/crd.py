@@ -34,6 +34,8 @@ _COLUMNS = (
     ("Spares", "string", ".status.spares", "Spares that are ready, of those wanted.", _WIDE),
     ("Abandoned", "integer", ".status.abandonedReplicas", "Replicas that failed and are not restarted.", _WIDE),
     ("Step", "integer", ".status.step", "Newest final step.", _ALWAYS),
+    ("Samples/s", "number", ".status.samplesPerSecond", "Samples trained in a second.", _WIDE),
+    ("Effective", "number", ".status.effectiveTrainingTime", "Share of the time that went into final steps.", _WIDE),
     ("Restarts", "integer", ".status.restarts", "Restarts of replicas so far.", _ALWAYS),
     ("State", "string", ".status.state", "Where the job stands.", _ALWAYS),
     ("Last-Failure", "string", ".status.lastFailure", "The newest failure of a replica.", _ALWAYS),

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fthsdp_operator import policy, render, run
 from fthsdp_operator.actions import Event
 from fthsdp_operator.api import Condition, CoordinatorStatus, Job, JobState, JobStatus, ReplicaState, ReplicaStatus
 from fthsdp_operator.observe import Observed
 from fthsdp_operator.replicas import READY
 
-__all__ = ["milestones", "newest_failure", "status_of"]
+__all__ = ["PROGRESS", "milestones", "newest_failure", "status_of"]
+
+PROGRESS = 10.0
+"""Seconds from one look at the numbers that change with every step to the next that is written down."""
 
 
 def status_of(
@@ -40,8 +45,7 @@ def status_of(
         abandoned_replicas=sum(entry.state is ReplicaState.ABANDONED for entry in entries),
         selector=render.selector(job.name),
         restarts=sum(entry.restarts for entry in entries),
-        step=run.step(job, observed),
-        loss=run.loss(job, observed),
+        **_progress(job, observed, now, moved=(state, f"{ready}/{wanted}") != (before.state, before.ready)),
         last_failure=newest_failure(entries),
         conditions=_conditions(job, observed, entries, state, ready, verdict, now),
         replica_statuses=entries,
@@ -49,6 +53,23 @@ def status_of(
         start_time=start_time,
         completion_time=completion_time,
     )
+
+
+def _progress(job: Job, observed: Observed, now: float, *, moved: bool) -> dict[str, Any]:
+    """Return the numbers that change with every step. Written each time, they alone would keep an API server busy."""
+    before = job.status
+    due = before.progress_time is None or now - before.progress_time >= PROGRESS
+    newest = {
+        "step": run.step(job, observed),
+        "loss": run.loss(job, observed),
+        "samples_per_second": run.samples_per_second(observed),
+        "effective_training_time": run.effective_training_time(job, observed),
+    }
+    known = {name: getattr(before, name) for name in newest}
+    first = not before.step and newest["step"] > 0
+    if newest == known or observed.coordinator is None or not (due or moved or first):
+        return known | {"progress_time": before.progress_time}
+    return newest | {"progress_time": now}
 
 
 def _has_pods(observed: Observed, entry: ReplicaStatus) -> bool:

@@ -10,9 +10,11 @@ from fthsdp_operator.observe import Observed
 __all__ = [
     "all_exited_well",
     "can_leave",
+    "effective_training_time",
     "exited_well",
     "loss",
     "run_is_over",
+    "samples_per_second",
     "step",
     "trains",
     "waits_for_others",
@@ -74,5 +76,20 @@ def step(job: Job, observed: Observed) -> int:
 def loss(job: Job, observed: Observed) -> float | None:
     """The newest loss. JSON has no NaN: a run that diverged shows none."""
     known = observed.coordinator
-    loss = job.status.loss if known is None or not known.step else known.loss
-    return loss if loss is not None and math.isfinite(loss) else None
+    return _finite(job.status.loss if known is None or not known.step else known.loss)
+
+
+def samples_per_second(observed: Observed) -> float | None:
+    """What the coordinator counts."""
+    counted = observed.coordinator.samples_per_second if observed.coordinator is not None else None
+    return None if counted is None else round(counted, 3)
+
+
+def effective_training_time(job: Job, observed: Observed) -> float | None:
+    """The newest figure; a coordinator that has just started has none yet."""
+    known = observed.coordinator.effective_training_time if observed.coordinator is not None else None
+    return job.status.effective_training_time if known is None else known
+
+
+def _finite(number: float | None) -> float | None:
+    return number if number is not None and math.isfinite(number) else None

@@ -162,6 +162,14 @@ class JobStatus(StatusPart):
     """Newest final step."""
     loss: float | None = None
     """Loss of the newest final step."""
+    samples_per_second: float | None = None
+    """Samples that all replicas together train in a second, over the newest steps; 0 while none ends."""
+    effective_training_time: float | None = None
+    """Share of all replicas' time that went into final steps at the pace of an undisturbed one, since this coordinator
+    started: 1 is a run without any loss."""
+    progress_time: Time | None = None
+    """When step, loss, samplesPerSecond or effectiveTrainingTime changed last. They are written down every 10 s, and
+    with each change of the state."""
     last_failure: str | None = None
     """The newest failure of a replica in one line."""
     conditions: Annotated[

@@ -380,6 +380,21 @@ def test_effective_training_time_counts_what_dead_and_stalled_replicas_did_not_d
     assert run.report["effective_training_time"] == pytest.approx(14 / (3 * 5.6), abs=1e-4)
 
 
+def test_samples_per_second_are_those_of_the_newest_steps() -> None:
+    run = Run()
+    assert run.record.samples_per_second(START) is None
+    run.quiet(1, 30, 0, 1, 2)
+    run.quiet(31, 60, 0, 1, 2, seconds=2.0, began=30.0)
+    assert run.record.samples_per_second(START + 91) == 6.0
+
+
+def test_nothing_is_trained_while_no_step_ends() -> None:
+    run = Run()
+    run.quiet(1, 30, 0, 1, 2)
+    assert run.record.samples_per_second(START + 34) == 12.0
+    assert run.record.samples_per_second(START + 36) == 0.0
+
+
 def test_leaving_is_no_failure() -> None:
     run = Run()
     run.happens(Left(replica=1, attempt=0, reason="SIGTERM"), 3.0)

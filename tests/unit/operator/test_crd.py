@@ -55,4 +55,9 @@ def test_the_columns_are_those_that_people_look_for() -> None:
     columns = crd.crd()["spec"]["versions"][0]["additionalPrinterColumns"]
     narrow = [column["name"] for column in columns if "priority" not in column]
     assert narrow == ["Ready", "Min", "Step", "Restarts", "State", "Last-Failure", "Age"]
-    assert [column["name"] for column in columns if column.get("priority") == 1] == ["Spares", "Abandoned"]
+    assert [column["name"] for column in columns if column.get("priority") == 1] == [
+        "Spares",
+        "Abandoned",
+        "Samples/s",
+        "Effective",
+    ]

@@ -9,6 +9,7 @@ import pytest
 from tests.unit.operator.world import NAME, World, manifest
 
 from fthsdp_operator.api import KIND, JobState, ReplicaState
+from fthsdp_operator.job_status import PROGRESS
 
 COORDINATOR = f"{NAME}-coordinator"
 
@@ -108,8 +109,54 @@ def test_a_loss_that_is_not_a_number_is_left_out() -> None:
         await world.train()
         assert world.coordinator is not None
         world.coordinator = world.coordinator.model_copy(update={"loss": math.nan, "step": 11})
+        world.now += PROGRESS
         await world.settle()
         assert world.job.status.loss is None
+
+    asyncio.run(story())
+
+
+def test_numbers_that_change_with_every_step_are_written_down_now_and_then() -> None:
+    async def story() -> None:
+        world = World()
+        await world.train(step=10)
+        world.writes.clear()
+        world.now += PROGRESS - 1
+        world.everybody_trains(step=11)
+        await world.settle()
+        assert (world.job.status.step, world.writes) == (10, [])
+        world.now += 1
+        await world.settle()
+        assert (world.job.status.step, world.writes) == (11, ["status"])
+
+    asyncio.run(story())
+
+
+def test_the_first_step_is_written_down_at_once() -> None:
+    async def story() -> None:
+        world = World()
+        await world.train(step=0)
+        world.everybody_trains(step=1)
+        await world.settle()
+        assert world.job.status.step == 1
+
+    asyncio.run(story())
+
+
+def test_what_the_coordinator_counts_is_in_the_status_and_stays_there_while_it_is_silent() -> None:
+    async def story() -> None:
+        world = World()
+        await world.train()
+        assert world.coordinator is not None
+        figures = {"samples_per_second": 412.5, "effective_training_time": 0.97}
+        world.coordinator = world.coordinator.model_copy(update=figures)
+        world.now += PROGRESS
+        await world.settle()
+        world.coordinator = None
+        world.now += PROGRESS
+        await world.settle()
+        status = world.job.status
+        assert (status.samples_per_second, status.effective_training_time) == (412.5, 0.97)
 
     asyncio.run(story())
 

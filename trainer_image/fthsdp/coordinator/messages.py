@@ -444,7 +444,9 @@ class Verdict(_Model):
 
 
 class Status(_Model):
-    """What the coordinator knows of the job."""
+    """What the coordinator knows of the job. Fields that a newer one has are passed over."""
+
+    model_config = ConfigDict(extra="ignore")
 
     kind: Literal["status"] = "status"
     epoch: int
@@ -453,6 +455,10 @@ class Status(_Model):
     step: int
     """Newest final step."""
     loss: float | None
+    samples_per_second: float | None = None
+    """Over the newest steps; 0 while none ends, None before there are two."""
+    effective_training_time: float | None = None
+    """As the newest report has it."""
     replicas: tuple[ReplicaStatus, ...]
     verdicts: tuple[Verdict, ...] = ()
     """The newest of each replica: silent, hung, frozen, or out because it said so."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
@@ -32,6 +32,10 @@ _T = TypeVar("_T")
 
 FEWEST_STEPS = 3
 """Fewer steps than this have no median worth reporting."""
+PACE_STEPS = 20
+"""The newest steps over which the samples per second are taken."""
+PACE_LOST = 5.0
+"""When no step has ended for as long as this many usually take, nothing is trained."""
 KEPT_LAPS = 20_000
 """Steps of replicas that are kept one by one: a report of them takes some 20 ms."""
 FEWEST_KEPT = 200
@@ -198,6 +202,8 @@ class RunRecord:
         self._leaves: list[RunEvent] = []
         self._starts: list[RunEvent] = []
         self._stalls: list[RunEvent] = []
+        self._pace: deque[tuple[float, int]] = deque(maxlen=PACE_STEPS)
+        """When each of the newest steps ended, by the clock of the first who told, and its samples."""
         self._lines: dict[int, dict[str, Any]] = {}
         self._printed: int | None = None
         self._trained: tuple[Range, ...] = ()
@@ -279,6 +285,7 @@ class RunRecord:
             self._lines.setdefault(record.step, _line(record))
         if record.step > self.step:
             self.step = record.step
+            self._pace.append((record.ended, record.total_samples))
             self.loss = self.loss if record.loss is None else record.loss
         if self._printed is None:
             self._printed = record.step - 1
@@ -355,6 +362,7 @@ class RunRecord:
         told = [r for step in self._steps.values() for r in step.trained]
         self._trained, self._dealt = union((*self._past.trained, *told)), self._past.dealt + count(told)
         self._untold = self._past.untold + sum(s.total_samples for s in self._steps.values() if not s.trained)
+        self._pace.clear()
         self.step, self.loss, self._printed = last, self.loss if self.step == last else None, last
 
     def _past_until(self, last: int) -> _Past:
@@ -377,6 +385,17 @@ class RunRecord:
             self._printed += 1
             lines.append(self._lines.pop(self._printed))
         return lines
+
+    def samples_per_second(self, now: float) -> float | None:
+        """Return it over the newest steps; 0 while no step ends, None before there are two. ``now`` is Unix time."""
+        if len(self._pace) < 2:
+            return None
+        first, last = self._pace[0][0], self._pace[-1][0]
+        usual = (last - first) / (len(self._pace) - 1)
+        if usual <= 0:
+            return None
+        samples = sum(samples for _, samples in self._pace) - self._pace[0][1]
+        return 0.0 if now - last > max(PACE_LOST * usual, 1.0) else samples / (last - first)
 
     def report(self) -> dict[str, Any]:
         """Return the report as it stands. Times are in seconds."""

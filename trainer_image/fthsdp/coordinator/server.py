@@ -126,6 +126,8 @@ class Coordinator:
         self._record = RunRecord(replicas=settings.replicas, spares=settings.spares)
         self._changed = True
         """Whether the report is not what was written last."""
+        self._effective: float | None = None
+        """As that has it."""
         self._events: asyncio.Queue[Event | _Question] = asyncio.Queue()
         self._connections: dict[int, _Connection] = {}
         self._frames = Frames()
@@ -359,6 +361,8 @@ class Coordinator:
             finished=self._membership.finished,
             step=self._record.step,
             loss=self._record.loss,
+            samples_per_second=self._record.samples_per_second(self._now()),
+            effective_training_time=self._effective,
             replicas=self._membership.replicas(),
             verdicts=self._membership.verdicts,
             abandoned=self._membership.abandoned,
@@ -374,6 +378,7 @@ class Coordinator:
             return
         self._changed = False
         report = self._record.report()
+        self._effective = report["effective_training_time"]
         if self._archive is not None:
             self._archive.write_report(report)
         try:
