@@ -59,14 +59,15 @@ def _progress(job: Job, observed: Observed, now: float, *, moved: bool) -> dict[
     """Return the numbers that change with every step. Written each time, they alone would keep an API server busy."""
     before = job.status
     due = before.progress_time is None or now - before.progress_time >= PROGRESS
+    step = run.step(job, observed)
     newest = {
-        "step": run.step(job, observed),
+        "step": step,
         "loss": run.loss(job, observed),
         "samples_per_second": run.samples_per_second(observed),
         "effective_training_time": run.effective_training_time(job, observed),
     }
     known = {name: getattr(before, name) for name in newest}
-    first = not before.step and newest["step"] > 0
+    first = not before.step and step > 0
     if newest == known or observed.coordinator is None or not (due or moved or first):
         return known | {"progress_time": before.progress_time}
     return newest | {"progress_time": now}

@@ -165,7 +165,9 @@ def _mounts(job: Job) -> list[Manifest]:
 def coordinator_config(job: Job) -> str:
     """What of the job a coordinator is started with: it is replaced when this changes."""
     spec = job.spec
-    return json.dumps({"replicas": spec.replicas, "minReplicas": spec.min_replicas, "spares": spec.spares})
+    sizes = {"replicas": spec.replicas, "minReplicas": spec.min_replicas, "spares": spec.spares}
+    # Only where they are others, so that a newer operator does not replace the coordinators of jobs that run.
+    return json.dumps(sizes | spec.coordinator.other_times())
 
 
 def coordinator_pod(job: Job, *, image: str) -> Manifest:
@@ -201,6 +203,7 @@ def _coordinator_container(job: Job, image: str) -> Manifest:
         "--replicas": str(job.spec.replicas),
         "--min-replicas": str(job.spec.min_replicas),
         "--spares": str(job.spec.spares),
+        **{f"--{name}-timeout": str(seconds) for name, seconds in job.spec.coordinator.times().items()},
         "--port": str(COORDINATOR_PORT),
         "--key-file": KEY_FILE,
         "--store": f"configmap:{job.namespace}/{config_map_name(job.name)}",

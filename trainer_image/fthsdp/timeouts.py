@@ -62,13 +62,13 @@ TIMEOUTS: dict[str, Timeout] = {
         name="start-timeout",
         default=600.0,
         meaning="the first epoch waits for all replicas, then for minReplicas only",
-        where="`--start-timeout` of the coordinator",
+        where="`coordinator.startTimeoutSeconds`, `--start-timeout` of the coordinator",
     ),
     "silence_timeout": Timeout(
         name="silence-timeout",
         default=5.0,
         meaning="a leader that says nothing is taken out; a restarted coordinator waits for those it knows",
-        where="`--silence-timeout` of the coordinator",
+        where="`coordinator.silenceTimeoutSeconds`, `--silence-timeout` of the coordinator",
     ),
     "reconnect_grace": Timeout(
         name="reconnect-grace",
@@ -93,7 +93,7 @@ TIMEOUTS: dict[str, Timeout] = {
         default=300.0,
         meaning="no step has ended: the ranks are asked where they are. Who has kept others waiting for half of it is"
         " taken out",
-        where="`--stall-timeout` of the coordinator",
+        where="`coordinator.stallTimeoutSeconds`, `--stall-timeout` of the coordinator",
     ),
     "farewell_timeout": Timeout(
         name="the coordinator's farewell",

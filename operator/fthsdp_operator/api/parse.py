@@ -33,7 +33,7 @@ from fthsdp_operator.api.names import (
     RESERVED_ENV_PREFIX,
     TRANSPORT_ENV,
 )
-from fthsdp_operator.api.spec import LR_RULE, REPLICAS_RULE, SPARES_RULE, Checkpoint, JobSpec
+from fthsdp_operator.api.spec import LR_RULE, REPLICAS_RULE, SPARES_RULE, STALL_RULE, Checkpoint, JobSpec
 from fthsdp_operator.api.template import ENV_RULE, RESTART_RULE
 
 __all__ = ["parse_job"]
@@ -81,6 +81,8 @@ def _complaints(spec: JobSpec) -> Iterator[str]:
         yield f"spec.{LR_RULE} (it is {spec.lr_policy})"
     if spec.failure_policy.backoff.initial_seconds > spec.failure_policy.backoff.max_seconds:
         yield f"spec.failurePolicy.{BACKOFF_RULE}"
+    if spec.coordinator.stall_timeout_seconds <= spec.coordinator.silence_timeout_seconds + 10:
+        yield f"spec.{STALL_RULE}"
     yield from _template_complaints(spec.template)
     yield from _rules_complaints(spec.failure_policy.rules, spec.template["spec"])
     if spec.checkpoint is not None:

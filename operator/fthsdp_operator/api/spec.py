@@ -15,8 +15,30 @@ from fthsdp_operator.api.template import TEMPLATE_SCHEMA
 __all__ = ["LR_RULE", "REPLICAS_RULE", "SPARES_RULE", "Checkpoint", "CoordinatorSpec", "JobSpec", "TlsSpec"]
 
 
+STALL_RULE = (
+    "coordinator.stallTimeoutSeconds has to be more than silenceTimeoutSeconds + 10, so that who is silent or does not"
+    " answer is found out first: raise stallTimeoutSeconds or lower silenceTimeoutSeconds"
+)
+
+
 class CoordinatorSpec(SpecPart):
     """The small pod that numbers the memberships of the job."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "x-kubernetes-validations": [
+                {
+                    # The API server also tries the rule on the empty default, before the fields have theirs.
+                    "rule": (
+                        "!has(self.stallTimeoutSeconds) || !has(self.silenceTimeoutSeconds)"
+                        " || self.stallTimeoutSeconds > self.silenceTimeoutSeconds + 10"
+                    ),
+                    "message": STALL_RULE,
+                    "fieldPath": ".stallTimeoutSeconds",
+                }
+            ]
+        }
+    )
 
     image: str | None = Field(default=None, min_length=1)
     """Image of the coordinator's pod; the operator's own image where unset."""
@@ -25,6 +47,29 @@ class CoordinatorSpec(SpecPart):
         json_schema_extra={"x-kubernetes-preserve-unknown-fields": True},
     )
     """Requests and limits of the coordinator's container, as in any pod."""
+    start_timeout_seconds: int = Field(default=600, ge=1, le=7 * 24 * 3600)
+    """Seconds for which the run waits for all replicas before it begins with minReplicas of them."""
+    silence_timeout_seconds: int = Field(default=5, ge=2, le=3600)
+    """Seconds after which a replica is taken out that says nothing, though its connection is open: it is frozen, or its
+    node is cut off. Nobody goes on for as long. What is known to have ended does not wait for it."""
+    stall_timeout_seconds: int = Field(default=300, ge=16, le=7 * 24 * 3600)
+    """Seconds without the end of any step after which all ranks are asked where they are, and who keeps the others
+    waiting is taken out. Longer than the longest step, with everything that the script does between two steps."""
+
+    def times(self) -> dict[str, int]:
+        """Return the timeouts in seconds, by what they are of."""
+        return {
+            "start": self.start_timeout_seconds,
+            "silence": self.silence_timeout_seconds,
+            "stall": self.stall_timeout_seconds,
+        }
+
+    def other_times(self) -> dict[str, int]:
+        """Return those that are not as they are by default."""
+        return {name: seconds for name, seconds in self.times().items() if seconds != _TIMES[name]}
+
+
+_TIMES = CoordinatorSpec().times()
 
 
 class Checkpoint(SpecPart):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from tests.unit.operator.world import NAME, manifest
@@ -48,6 +49,22 @@ def test_the_coordinator_is_told_how_many_train_and_how_many_wait() -> None:
     words = made["spec"]["containers"][0]["command"]
     options = dict(zip(words[3::2], words[4::2], strict=True))
     assert (options["--replicas"], options["--min-replicas"], options["--spares"]) == ("3", "2", "2")
+
+
+def test_the_coordinator_is_told_for_how_long_to_wait() -> None:
+    job = parse_job(manifest(coordinator={"silenceTimeoutSeconds": 30, "stallTimeoutSeconds": 900}))
+    command = render.coordinator_pod(job, image="x")["spec"]["containers"][0]["command"]
+    told = dict(itertools.pairwise(command))
+    assert [told[f"--{name}-timeout"] for name in ("start", "silence", "stall")] == ["600", "30", "900"]
+
+
+def test_a_coordinator_is_replaced_for_another_time_and_not_for_a_field_that_has_its_default() -> None:
+    usual, same, other = (
+        render.coordinator_config(parse_job(manifest(coordinator=fields)))
+        for fields in ({}, {"stallTimeoutSeconds": 300}, {"stallTimeoutSeconds": 301})
+    )
+    assert usual == same != other
+    assert usual == '{"replicas": 3, "minReplicas": 2, "spares": 0}'
 
 
 def test_torchrun_finds_its_numbers() -> None:
