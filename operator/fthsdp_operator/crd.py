@@ -35,6 +35,7 @@ _COLUMNS = (
     ("Abandoned", "integer", ".status.abandonedReplicas", "Replicas that failed and are not restarted.", _WIDE),
     ("Step", "integer", ".status.step", "Newest final step.", _ALWAYS),
     ("Samples/s", "number", ".status.samplesPerSecond", "Samples trained in a second.", _WIDE),
+    ("Tokens/s", "number", ".status.tokensPerSecond", "Tokens trained in a second.", _WIDE),
     ("Effective", "number", ".status.effectiveTrainingTime", "Share of the time that went into final steps.", _WIDE),
     ("Restarts", "integer", ".status.restarts", "Restarts of replicas so far.", _ALWAYS),
     ("State", "string", ".status.state", "Where the job stands.", _ALWAYS),

@@ -64,6 +64,7 @@ def _progress(job: Job, observed: Observed, now: float, *, moved: bool) -> dict[
         "step": step,
         "loss": run.loss(job, observed),
         "samples_per_second": run.samples_per_second(observed),
+        "tokens_per_second": run.tokens_per_second(job, observed),
         "effective_training_time": run.effective_training_time(job, observed),
     }
     known = {name: getattr(before, name) for name in newest}

@@ -16,6 +16,7 @@ __all__ = [
     "run_is_over",
     "samples_per_second",
     "step",
+    "tokens_per_second",
     "trains",
     "waits_for_others",
 ]
@@ -83,6 +84,12 @@ def samples_per_second(observed: Observed) -> float | None:
     """What the coordinator counts."""
     counted = observed.coordinator.samples_per_second if observed.coordinator is not None else None
     return None if counted is None else round(counted, 3)
+
+
+def tokens_per_second(job: Job, observed: Observed) -> float | None:
+    """The same in tokens, where the job says how many a sample has."""
+    samples, tokens = samples_per_second(observed), job.spec.tokens_per_sample
+    return None if samples is None or tokens is None else round(samples * tokens, 3)
 
 
 def effective_training_time(job: Job, observed: Observed) -> float | None:

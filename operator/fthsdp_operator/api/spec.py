@@ -173,6 +173,8 @@ class JobSpec(SpecPart):
     train the missing share too, in the same step."""
     lr_policy: LrPolicy = Field(default=LrPolicy.NONE, strict=False)
     """How the learning rate follows a batch that shrank: None, Linear (in proportion) or Sqrt (with its root)."""
+    tokens_per_sample: int | None = Field(default=None, ge=1, le=10**12)
+    """Tokens in a sample, such as the sequence length of a language model; for status.tokensPerSecond only."""
     checkpoint: Checkpoint | None = None
     """Where the training state is kept, in case that no replica is left; nowhere where unset."""
     tls: TlsSpec | None = None

@@ -164,6 +164,8 @@ class JobStatus(StatusPart):
     """Loss of the newest final step."""
     samples_per_second: float | None = None
     """Samples that all replicas together train in a second, over the newest steps; 0 while none ends."""
+    tokens_per_second: float | None = None
+    """The same in tokens, for a job that says in spec.tokensPerSample how many a sample has."""
     effective_training_time: float | None = None
     """Share of all replicas' time that went into final steps at the pace of an undisturbed one, since this coordinator
     started: 1 is a run without any loss."""

@@ -59,5 +59,6 @@ def test_the_columns_are_those_that_people_look_for() -> None:
         "Spares",
         "Abandoned",
         "Samples/s",
+        "Tokens/s",
         "Effective",
     ]

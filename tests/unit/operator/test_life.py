@@ -157,6 +157,20 @@ def test_what_the_coordinator_counts_is_in_the_status_and_stays_there_while_it_i
         await world.settle()
         status = world.job.status
         assert (status.samples_per_second, status.effective_training_time) == (412.5, 0.97)
+        assert status.tokens_per_second is None
+
+    asyncio.run(story())
+
+
+def test_tokens_per_second_follow_from_what_the_job_says_of_its_samples() -> None:
+    async def story() -> None:
+        world = World(manifest(tokensPerSample=2048))
+        await world.train()
+        assert world.coordinator is not None
+        world.coordinator = world.coordinator.model_copy(update={"samples_per_second": 10.0})
+        world.now += PROGRESS
+        await world.settle()
+        assert world.job.status.tokens_per_second == 20480.0
 
     asyncio.run(story())
 
