@@ -1,28 +1,17 @@
-"""``Cluster`` on a Kubernetes API server, with the asyncio client of ``kubernetes``.
-
-Requests are made with plain mappings: a job's pods are looked at through a handful of fields, and turning thousands of
-them into client objects would cost more than all the rules. Apart from ``cluster.py`` so that ``fthsdp run`` does not
-have to load the client.
-"""
+"""``Cluster`` on a Kubernetes API server. Apart from ``cluster.py`` so that ``fthsdp run`` need not load the client."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
 import hashlib
-import json
 import logging
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Collection as Group
 from typing import Any
 from urllib.parse import quote
 
 import aiohttp
-from kubernetes.aio import config
-from kubernetes.aio.client.api_client import ApiClient
-from kubernetes.aio.client.configuration import Configuration
-from yaml import YAMLError
 
 from fthsdp.coordinator.client import OperatorClient
 from fthsdp.coordinator.messages import Exited, Status
@@ -30,17 +19,17 @@ from fthsdp.errors import ConfigError, WireError
 from fthsdp.tls import Credentials, Tls
 from fthsdp_operator.actions import Event
 from fthsdp_operator.api import API_VERSION, JOB_LABEL, KIND, PLURAL, Job, coordinator_name, format_time
-from fthsdp_operator.cluster import AlreadyExists, Busy, ClusterError, Conflict, Manifest, Unanswered
+from fthsdp_operator.cluster import AlreadyExists, ClusterError, Conflict, Manifest, Unanswered
+from fthsdp_operator.collection import Collection
+from fthsdp_operator.observe import NodeView, PodView, view
 from fthsdp_operator.render import COORDINATOR_PORT, secret_name
+from fthsdp_operator.requests import Access, NotFound, Requests
+from fthsdp_operator.sight import EVERYWHERE, Sight
 
-__all__ = ["Access", "KubernetesCluster"]
+__all__ = ["KubernetesCluster"]
 
 log = logging.getLogger(__name__)
 
-REQUEST_TIMEOUT = 30.0
-"""Seconds for one request to the API server."""
-LONGEST_RETRY_AFTER = 60.0
-"""Seconds for which a job waits at most because a server, or what stands before it, asked for it."""
 PROBE_TIMEOUT = 3.0
 """Seconds for the question whether the API server answers at all: a kubelet waits for what follows from it."""
 COORDINATOR_TIMEOUT = 1.0
@@ -60,61 +49,53 @@ _COLLECTIONS = {
 }
 
 
-class _NotFound(ClusterError):
-    """There is no such object."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Access:
-    """How to reach the API server."""
-
-    kubeconfig: str | None
-    """Path of a kubeconfig file; None: as the service account of the pod that this runs in."""
-
-    async def load(self) -> Configuration:
-        """Return address and credentials as they are now; raises ConfigError."""
-        settings = Configuration()
-        try:
-            if self.kubeconfig is None:
-                config.load_incluster_config(client_configuration=settings)
-            else:
-                await config.load_kube_config(config_file=self.kubeconfig, client_configuration=settings)
-        # The last three: of a file that is YAML but no kubeconfig, the client takes parts that are not there.
-        except (config.ConfigException, OSError, ValueError, YAMLError, TypeError, KeyError, AttributeError) as error:
-            where = f"kubeconfig {self.kubeconfig}" if self.kubeconfig else "the service account of this pod"
-            raise ConfigError(f"{where} gives no access to a cluster: {' '.join(str(error).split())}") from error
-        return settings
-
-
 class KubernetesCluster:
     """Jobs, pods and everything else as objects of an API server."""
 
-    def __init__(self, client: ApiClient, *, coordinator_image: str) -> None:
+    def __init__(self, requests: Requests, *, coordinator_image: str) -> None:
         self.coordinator_image = coordinator_image
-        self._client = client
-        self._client.user_agent = "fthsdp-operator"
-        self._time_left: Callable[[], float] = lambda: math.inf
+        self._requests = requests
+        self._sight = Sight(pods={})
         self._coordinators: dict[tuple[str, str], OperatorClient] = {}
         """Open connections, by namespace and name of the job."""
 
     @classmethod
     async def connect(
-        cls, access: Access, *, coordinator_image: str, traces: Sequence[aiohttp.TraceConfig] = ()
+        cls,
+        access: Access,
+        *,
+        coordinator_image: str,
+        traces: Sequence[aiohttp.TraceConfig] = (),
+        most: int | None = None,
     ) -> KubernetesCluster:
-        """Connect; ``traces`` are told of every request. Raises ConfigError when there is no access."""
-        settings = await access.load()
-        settings.trace_configs = list(traces)
-        return cls(ApiClient(settings), coordinator_image=coordinator_image)
+        """Connect; ``traces`` are told of every request, ``most``: connections at a time, 0 for any number.
+
+        Raises ConfigError when there is no access.
+        """
+        requests = await Requests.connect(access, traces=traces, most=most)
+        return cls(requests, coordinator_image=coordinator_image)
+
+    def sight(self, namespaces: Sequence[str]) -> Sight:
+        """Return what can be seen over these connections once somebody follows it; no namespaces: all of them."""
+        pods = {
+            namespace: Collection(self._requests, _everywhere("pods", namespace), selector=JOB_LABEL)
+            for namespace in namespaces or [EVERYWHERE]
+        }
+        return Sight(pods=pods, nodes=Collection(self._requests, "api/v1/nodes"))
+
+    def see(self, sight: Sight) -> None:
+        """Take pods and nodes from there from now on, and tell it of pods that are created, read or deleted here."""
+        self._sight = sight
 
     def only_while(self, time_left: Callable[[], float]) -> None:
         """Ask this before each call from now on: it returns the seconds that one may take, or does not return."""
-        self._time_left = time_left
+        self._requests.only_while(time_left)
 
     async def check(self) -> None:
         """Make sure that the API server answers and knows our kind; raises ConfigError."""
         try:
-            await self._request("GET", f"apis/{API_VERSION}")
-        except _NotFound as error:
+            await self._requests.make("GET", f"apis/{API_VERSION}")
+        except NotFound as error:
             raise ConfigError(
                 f"the cluster has no {KIND}: install its definition with 'kubectl apply -f crds/{PLURAL}.yaml'"
                 " or with the Helm chart"
@@ -125,7 +106,7 @@ class KubernetesCluster:
     async def answers(self) -> bool:
         """The API server answers within a few seconds, whatever it says."""
         try:
-            await self._request("GET", f"apis/{API_VERSION}", timeout=PROBE_TIMEOUT)
+            await self._requests.make("GET", f"apis/{API_VERSION}", timeout=PROBE_TIMEOUT)
         except Unanswered:
             return False
         except ClusterError:
@@ -136,7 +117,7 @@ class KubernetesCluster:
         """Close all connections."""
         for key in list(self._coordinators):
             await self._hang_up(key)
-        await self._client.close()
+        await self._requests.close()
 
     # --- objects ---
 
@@ -147,27 +128,44 @@ class KubernetesCluster:
             await self._hang_up((namespace, name))
         return job
 
-    async def get(self, kind: str, namespace: str, name: str) -> Manifest | None:
-        """Return an object, or None."""
-        try:
-            return await self._request("GET", _path(kind, namespace, name))
-        except _NotFound:
-            return None
+    def known_pods(self, namespace: str, job: str) -> Group[PodView]:
+        """Return all pods labelled with the job's name, as far as they are known; raises ClusterError before that."""
+        return self._sight.pods(namespace, job)
 
-    async def list_pods(self, namespace: str, job: str) -> list[Manifest]:
+    async def list_pods(self, namespace: str, job: str) -> Group[PodView]:
         """Return all pods labelled with the job's name, as they are now."""
-        answer = await self._request("GET", _path("Pod", namespace), query={"labelSelector": f"{JOB_LABEL}={job}"})
-        items: list[Manifest] = answer.get("items") or []
-        return items
+        pages = Collection(self._requests, _path("Pod", namespace), selector=f"{JOB_LABEL}={job}").list()
+        pods = [pod async for page, _ in pages for pod in page]
+        for pod in pods:
+            self._sight.put(pod)
+        return [seen for seen in map(view, pods) if seen is not None]
+
+    def nodes(self, names: Iterable[str]) -> Mapping[str, NodeView]:
+        """Return those of these nodes that are known: none where the operator may not see nodes."""
+        return self._sight.nodes(names)
+
+    async def get(self, kind: str, namespace: str, name: str) -> Manifest | None:
+        """Return an object as it is now, or None."""
+        try:
+            found = await self._requests.make("GET", _path(kind, namespace, name))
+        except NotFound:
+            return None
+        if kind == "Pod":
+            self._sight.put(found)
+        return found
 
     async def create(self, manifest: Mapping[str, Any]) -> Manifest:
         """Create an object; raises AlreadyExists."""
-        return await self._request("POST", _path(manifest["kind"], manifest["metadata"]["namespace"]), body=manifest)
+        path = _path(manifest["kind"], manifest["metadata"]["namespace"])
+        made = await self._requests.make("POST", path, body=manifest)
+        if manifest["kind"] == "Pod":
+            self._sight.put(made)
+        return made
 
     async def replace(self, manifest: Mapping[str, Any]) -> Manifest:
         """Replace an object; raises Conflict when it is not at the version that the manifest names any more."""
         metadata = manifest["metadata"]
-        return await self._request(
+        return await self._requests.make(
             "PUT", _path(manifest["kind"], metadata["namespace"], metadata["name"]), body=manifest
         )
 
@@ -177,9 +175,19 @@ class KubernetesCluster:
         if grace_seconds is not None:
             options["gracePeriodSeconds"] = grace_seconds
         try:
-            await self._request("DELETE", _path(kind, namespace, name), body=options)
-        except (_NotFound, Conflict):
-            return
+            left = await self._requests.make("DELETE", _path(kind, namespace, name), body=options)
+        except NotFound:
+            gone = True
+        except Conflict:
+            there = await self.get(kind, namespace, name)
+            gone = there is None or there["metadata"]["uid"] != uid
+        else:
+            gone = grace_seconds == 0 or not _is_going(left)
+            gone = gone and not left["metadata"].get("finalizers")
+            if kind == "Pod" and not gone:
+                self._sight.put(left)
+        if kind == "Pod" and gone:
+            self._sight.forget(namespace, uid)
 
     async def patch_status(
         self, namespace: str, name: str, status: Mapping[str, Any], *, resource_version: str
@@ -191,8 +199,8 @@ class KubernetesCluster:
         ]
         path = f"{_path(KIND, namespace, name)}/status"
         try:
-            return await self._request("PATCH", path, body=patch, content_type="application/json-patch+json")
-        except _NotFound as error:
+            return await self._requests.make("PATCH", path, body=patch, content_type="application/json-patch+json")
+        except NotFound as error:
             raise Conflict(str(error)) from error
 
     # --- the coordinator ---
@@ -202,7 +210,7 @@ class KubernetesCluster:
         coordinator = await self._coordinator(job)
         if coordinator is None:
             return
-        self._time_left()
+        self._requests.time_left()
         try:
             await coordinator.exited(message)
         except WireError as error:
@@ -282,66 +290,23 @@ class KubernetesCluster:
             count = ((await self.get("Event", namespace, name)) or {}).get("count", 1) + 1
             patch = {"count": count, "lastTimestamp": _seconds(now)}
             path = _path("Event", namespace, name)
-            await self._request("PATCH", path, body=patch, content_type="application/merge-patch+json")
+            await self._requests.make("PATCH", path, body=patch, content_type="application/merge-patch+json")
         except ClusterError as error:
             log.warning("%s/%s: event not counted: %s", namespace, name, error)
-
-    # --- requests ---
-
-    async def _request(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Mapping[str, str] | None = None,
-        body: Mapping[str, Any] | Sequence[Any] | None = None,
-        content_type: str = "application/json",
-        timeout: float = REQUEST_TIMEOUT,
-    ) -> Manifest:
-        """Make one request; raises ClusterError with what the server said."""
-        headers = {"Accept": "application/json", "Content-Type": content_type}
-        what = f"{method} {path}"
-        try:
-            arguments = await self._client.param_serialize(
-                method,
-                f"/{path}",
-                query_params=list((query or {}).items()),
-                header_params=headers,
-                body=body,
-                auth_settings=["BearerToken"],
-            )
-            limit = min(timeout, self._time_left())
-            response = await self._client.call_api(*arguments, _request_timeout=limit)
-            content = await response.read()
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise Unanswered(f"{what}: the API server does not answer: {error or type(error).__name__}") from error
-        return _answer(what, response.status, content, retry_after=_retry_after(response.headers.get("Retry-After")))
-
-
-def _retry_after(header: str | None) -> float:
-    """Seconds; a date, which the API server never sends, counts as none."""
-    return min(float(header), LONGEST_RETRY_AFTER) if header and header.isdecimal() else 0.0
-
-
-def _answer(what: str, status: int, content: bytes, *, retry_after: float) -> Manifest:
-    try:
-        answer = json.loads(content)
-    except ValueError:
-        answer = {"message": content[:200].decode(errors="replace")}
-    if status < 300 and isinstance(answer, dict):
-        return answer
-    words = answer if isinstance(answer, dict) else {}
-    message = f"{what}: {status} {words.get('reason', '')}: {words.get('message', '')}"
-    if status == 404:
-        raise _NotFound(message)
-    if status == 409:
-        raise (AlreadyExists if words.get("reason") == "AlreadyExists" else Conflict)(message)
-    raise (Busy if status == 429 or status >= 500 else ClusterError)(message, retry_after=retry_after)
 
 
 def _path(kind: str, namespace: str, name: str | None = None) -> str:
     collection = _COLLECTIONS[kind].format(quote(namespace, safe=""))
     return collection if name is None else f"{collection}/{quote(name, safe='')}"
+
+
+def _is_going(pod: Manifest) -> bool:
+    """A pod that was deleted is still there: it has time to stop. One that is gone is shown as it was before."""
+    return bool(pod["metadata"].get("deletionTimestamp")) and pod["metadata"].get("deletionGracePeriodSeconds") != 0
+
+
+def _everywhere(plural: str, namespace: str) -> str:
+    return f"api/v1/namespaces/{quote(namespace, safe='')}/{plural}" if namespace else f"api/v1/{plural}"
 
 
 def _seconds(now: float) -> str:

@@ -232,7 +232,7 @@ def _operator(chosen: argparse.Namespace) -> int:
     kubeconfig = _kubeconfig(chosen.kubeconfig)
     lease = _lease(chosen, in_cluster=kubeconfig is None)
     from fthsdp_operator import handlers, logs
-    from fthsdp_operator.apiserver import Access
+    from fthsdp_operator.requests import Access
 
     logs.configure(logs.Level(chosen.log_level), logs.LogFormat(chosen.log_format))
     asyncio.run(

@@ -5,15 +5,16 @@ Manifests go in and come out as Kubernetes writes them, as plain mappings.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Protocol
 
 from fthsdp.coordinator.messages import Exited, Status
 from fthsdp.errors import FthsdpError
 from fthsdp_operator.actions import Event
 from fthsdp_operator.api import Job
+from fthsdp_operator.observe import NodeView, PodView
 
-__all__ = ["AlreadyExists", "Busy", "Cluster", "ClusterError", "Conflict", "Manifest", "Unanswered"]
+__all__ = ["AlreadyExists", "Busy", "Cluster", "ClusterError", "Conflict", "Forbidden", "Manifest", "Unanswered"]
 
 Manifest = dict[str, Any]
 
@@ -35,6 +36,10 @@ class Busy(ClusterError):
     """It answered that it cannot do it now."""
 
 
+class Forbidden(ClusterError):
+    """We have no right to it."""
+
+
 class Conflict(ClusterError):
     """The object has changed since it was read."""
 
@@ -53,12 +58,23 @@ class Cluster(Protocol):
         """Return the job, or None when it is gone."""
         ...
 
-    async def list_pods(self, namespace: str, job: str) -> list[Manifest]:
-        """Return all pods labelled with the job's name, as they are now: no cache."""
+    def known_pods(self, namespace: str, job: str) -> Collection[PodView]:
+        """Return all pods labelled with the job's name, as far as they are known; what we did ourselves is.
+
+        Raises ClusterError while nothing is known.
+        """
+        ...
+
+    async def list_pods(self, namespace: str, job: str) -> Collection[PodView]:
+        """Return all pods labelled with the job's name, as they are now."""
+        ...
+
+    def nodes(self, names: Iterable[str]) -> Mapping[str, NodeView]:
+        """Return those of these nodes that are known: none where the operator may not see nodes."""
         ...
 
     async def get(self, kind: str, namespace: str, name: str) -> Manifest | None:
-        """Return an object, or None."""
+        """Return an object as it is now, or None."""
         ...
 
     async def create(self, manifest: Mapping[str, Any]) -> Manifest:

@@ -14,10 +14,10 @@ from kubernetes.aio.client.exceptions import ApiException
 from fthsdp.coordinator.configmap_store import REPORT
 from fthsdp.errors import ConfigError
 from fthsdp_operator.api import coordinator_name
-from fthsdp_operator.apiserver import Access
 from fthsdp_operator.history import history_of_log
 from fthsdp_operator.render import config_map_name
 from fthsdp_operator.report import RunRecord
+from fthsdp_operator.requests import Access
 
 __all__ = ["fetch_record", "log_lines"]
 

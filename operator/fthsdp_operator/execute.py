@@ -1,7 +1,12 @@
 """From a plan to calls. ``reconcile`` looks, plans, writes the status, acts: in this order, each time anew.
 
-It keeps nothing between two calls and every action may be done twice, so it can be killed anywhere. It never goes on
-after a status write that failed: then somebody else has changed the job, and the plan was made for another one.
+Every action may be done twice, so it can be killed anywhere. It never goes on after a status write that failed: then
+somebody else has changed the job, and the plan was made for another one. What it keeps between two calls only saves
+questions: that what pods lean on was all there.
+
+The pods are those that are known, and what is known may be late. The job is read from the API server, so its status may
+speak of pods that another operator saw. When one is missing that was seen before, and nobody told of its end, the API
+server is asked before anything is concluded from that.
 """
 
 from __future__ import annotations
@@ -10,25 +15,52 @@ import asyncio
 import logging
 import math
 import secrets
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any, Protocol
 
 from fthsdp.errors import ConfigError
 from fthsdp_operator import render
 from fthsdp_operator.actions import Action, Create, Delete, Event, Plan
-from fthsdp_operator.api import Job, parse_job
+from fthsdp_operator.api import JOB_LABEL, Job, ReplicaState, coordinator_name, parse_job, pod_name
 from fthsdp_operator.cluster import AlreadyExists, Cluster, ClusterError, Conflict, Manifest
-from fthsdp_operator.observe import Observed, observe
+from fthsdp_operator.observe import JobKey, Name, Observed, PodView, observe, owned
 from fthsdp_operator.plan import plan, refuse
 
-__all__ = ["IN_FLIGHT", "Witness", "reconcile"]
+__all__ = ["IN_FLIGHT", "Memory", "Witness", "reconcile"]
 
 log = logging.getLogger(__name__)
 
 IN_FLIGHT = 50
 """Calls of one kind at a time: beyond that, an API server only queues them."""
+
+
+SUPPORT_KNOWN = 300.0
+"""Seconds for which what pods lean on is taken to be there once all of it was: six questions for every look are many.
+When a call for the job fails, it is looked at anew."""
+_WHOLE = (ReplicaState.STARTING, ReplicaState.CATCHING_UP, ReplicaState.ACTIVE, ReplicaState.SPARE)
+"""States of a replica all of whose pods were seen."""
+
+
+class Memory:
+    """Jobs of which all that their pods lean on was there."""
+
+    def __init__(self) -> None:
+        self._whole: dict[JobKey, tuple[str, frozenset[Name], float]] = {}
+        """The job's uid, what was there, and since which Unix time that is known."""
+
+    def knows(self, job: Job, names: frozenset[Name], now: float) -> bool:
+        """Whether all of this was there a short while ago, and is the job's own."""
+        uid, known, since = self._whole.get((job.namespace, job.name), ("", frozenset(), 0.0))
+        return uid == job.metadata.uid and names <= known and 0 <= now - since < SUPPORT_KNOWN
+
+    def learn(self, job: Job, names: frozenset[Name], now: float) -> None:
+        """All of this is there, and the job's own."""
+        self._whole[job.namespace, job.name] = (job.metadata.uid, names, now)
+
+    def forget(self, namespace: str, name: str) -> None:
+        """The job is gone, or something may be amiss."""
+        self._whole.pop((namespace, name), None)
 
 
 class Witness(Protocol):
@@ -49,21 +81,23 @@ async def reconcile(
     name: str,
     now: float,
     *,
-    last_words: Iterable[Mapping[str, Any]] = (),
+    last_words: Iterable[PodView] = (),
     witness: Witness | None = None,
+    memory: Memory | None = None,
 ) -> float:
     """Bring a job one step closer to what it should be.
 
-    ``last_words`` are pods as watch events showed them last, possibly gone by now. Returns the seconds after which to
-    look again even if nothing happens (infinity: only when something does). Raises ClusterError when a call failed:
-    try again, later.
+    ``last_words`` are pods that are gone, as they were seen last. Returns the seconds after which to look again even if
+    nothing happens (infinity: only when something does). Raises ClusterError when a call failed: try again, later.
     """
+    memory = memory or Memory()
     job, manifest = await _read(cluster, namespace, name, now)
     if job is None:
+        memory.forget(namespace, name)
         if witness is not None:
             witness.forget(namespace, name)
         return math.inf
-    observed = await _look(cluster, job, last_words)
+    observed = await _look(cluster, job, tuple(last_words), memory, now)
     todo = plan(job, observed, now)
     try:
         await _write_status(cluster, manifest, todo)
@@ -71,7 +105,11 @@ async def reconcile(
         return 0.0
     if witness is not None:
         witness.looked(job, observed, todo, now)
-    await _act(cluster, job, todo, now)
+    try:
+        await _act(cluster, job, todo, now)
+    except ClusterError:
+        memory.forget(namespace, name)
+        raise
     return max(0.0, todo.wake_at - now)
 
 
@@ -87,21 +125,47 @@ async def _read(cluster: Cluster, namespace: str, name: str, now: float) -> tupl
         return None, manifest
 
 
-async def _look(cluster: Cluster, job: Job, last_words: Iterable[Mapping[str, Any]]) -> Observed:
-    wanted = [(m["kind"], m["metadata"]["name"]) for m in render.support(job, key="")]
-    pods, status, found = await asyncio.gather(
-        cluster.list_pods(job.namespace, job.name),
-        cluster.coordinator_status(job),
-        asyncio.gather(*(cluster.get(kind, job.namespace, name) for kind, name in wanted)),
-    )
+async def _look(cluster: Cluster, job: Job, last_words: Sequence[PodView], memory: Memory, now: float) -> Observed:
+    status, support = await asyncio.gather(cluster.coordinator_status(job), _support(cluster, job, memory, now))
+    pods = cluster.known_pods(job.namespace, job.name)
+    if _in_doubt(job, pods, last_words):
+        pods = await cluster.list_pods(job.namespace, job.name)
     return observe(
         job,
         pods,
         last_words=last_words,
-        support=[there for there in found if there is not None],
+        support=support,
+        nodes=cluster.nodes({pod.node for pod in pods if pod.node is not None}),
         coordinator=status,
         fresh_key=secrets.token_hex(32),
         coordinator_image=cluster.coordinator_image,
+    )
+
+
+async def _support(cluster: Cluster, job: Job, memory: Memory, now: float) -> Mapping[Name, bool]:
+    """Return which objects exist that the job's pods lean on, and whether each is the job's own."""
+    names = [(m["kind"], m["metadata"]["name"]) for m in render.support(job, key="")]
+    if memory.knows(job, frozenset(names), now):
+        return dict.fromkeys(names, True)
+    found = await asyncio.gather(*(cluster.get(kind, job.namespace, name) for kind, name in names))
+    there = {name: owned(job, it) for name, it in zip(names, found, strict=True) if it is not None}
+    if len(there) == len(names) and all(there.values()):
+        memory.learn(job, frozenset(names), now)
+    return there
+
+
+def _in_doubt(job: Job, pods: Iterable[PodView], last_words: Iterable[PodView]) -> bool:
+    """A pod is missing that was seen before, and nobody told of its end: what is known may be older than the job."""
+    if job.spec.suspend or job.status.terminal:
+        return False
+    told = {pod.name for pod in (*pods, *last_words) if pod.job_uid == job.metadata.uid}
+    if job.status.coordinator.pod_uid is not None and coordinator_name(job.name) not in told:
+        return True
+    return any(
+        pod_name(job.name, entry.index, entry.attempt, index) not in told
+        for entry in job.status.replica_statuses
+        if entry.state in _WHOLE
+        for index in range(job.spec.pods_per_replica)
     )
 
 
@@ -151,11 +215,28 @@ async def _together(cluster: Cluster, job: Job, actions: list[Action]) -> None:
 
 async def _call(cluster: Cluster, job: Job, action: Action) -> None:
     if isinstance(action, Create):
-        with suppress(AlreadyExists):
-            await cluster.create(action.manifest)
+        await _create(cluster, job, action.manifest)
     elif isinstance(action, Delete):
         await cluster.delete(
             action.kind, job.namespace, action.name, uid=action.uid, grace_seconds=action.grace_seconds
         )
     else:
         await cluster.tell_coordinator(job, action.message)
+
+
+async def _create(cluster: Cluster, job: Job, manifest: Manifest) -> None:
+    """Create an object. A pod whose name is taken is looked at: it is known from then on, or it is in the way."""
+    try:
+        await cluster.create(manifest)
+    except AlreadyExists:
+        if manifest["kind"] != "Pod":
+            return  # the next look says whose it is
+        name = manifest["metadata"]["name"]
+        there = await cluster.get("Pod", job.namespace, name)
+        labels = (there or {}).get("metadata", {}).get("labels") or {}
+        # One that is labelled with the job's name is the job's, or one of an earlier job of that name, and on its way
+        # out: we are told of its end. Nobody would tell us of another one.
+        if there is not None and labels.get(JOB_LABEL) != job.name:
+            raise ClusterError(
+                f"Pod {name} is there already and not of this job: delete it, or give the job another name"
+            ) from None

@@ -1,8 +1,9 @@
-"""The operator as a process: kopf watches, a queue remembers, workers reconcile. The only module that imports kopf.
+"""The operator as a process: watches wake, a queue remembers, workers reconcile. The only module that imports kopf.
 
-Watch events carry no truth here. They say which job to look at, and a worker then asks the API server. kopf's other
-kinds of handlers would put finalizers and annotations on objects; ``on.event`` leaves nothing. What is taken from an
-event beyond that is the last sight of a pod that is gone: nobody can ask for it any more.
+kopf watches jobs, and what it says of one only wakes: a worker then asks the API server. kopf's other kinds of handlers
+would put finalizers and annotations on objects; ``on.event`` leaves nothing. Pods and nodes are followed by ``sight``,
+since after a gap kopf tells what is there, and nothing of what was deleted meanwhile: a pod that nobody reports as
+deleted is a replica that nobody restarts.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import math
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -23,15 +24,19 @@ from prometheus_client.aiohttp import make_aiohttp_handler
 
 from fthsdp.errors import ConfigError
 from fthsdp_operator import logs
-from fthsdp_operator.api import API_VERSION, GROUP, JOB_LABEL, PLURAL, VERSION
-from fthsdp_operator.apiserver import Access, KubernetesCluster
+from fthsdp_operator.api import API_VERSION, GROUP, PLURAL, VERSION
+from fthsdp_operator.apiserver import KubernetesCluster
 from fthsdp_operator.cluster import Cluster, ClusterError
-from fthsdp_operator.execute import reconcile
+from fthsdp_operator.execute import Memory, reconcile
+from fthsdp_operator.informer import SILENCE, WATCH_TIME
 from fthsdp_operator.lease import Leadership, Place, identity
 from fthsdp_operator.liveness import Limits, Watches
 from fthsdp_operator.metrics import Metrics
+from fthsdp_operator.observe import JobKey, PodView
 from fthsdp_operator.queue import WorkQueue
+from fthsdp_operator.requests import Access
 from fthsdp_operator.serving import serving, well
+from fthsdp_operator.sight import Sight
 from fthsdp_operator.traces import trace
 
 __all__ = ["Reconciler", "run"]
@@ -40,15 +45,10 @@ log = logging.getLogger(__name__)
 
 WORKERS = 8
 """Jobs reconciled at a time. A reconcile mostly waits for answers."""
-WATCH_TIME = 60
-"""Seconds after which the server ends a watch, and another one goes on where it stopped; so it is seen to live."""
-STREAM_SILENCE = 90.0
-"""Seconds without a byte after which a watch stream is replaced: its server should have ended it."""
+FIRST_SIGHT = 30.0
+"""Seconds that workers wait for the first list of all pods; then they look at jobs whose pods are known."""
 LEAST_WAIT = 0.05
 """Seconds between two looks at a job that wants to be looked at again at once."""
-
-Key = tuple[str, str]
-"""Namespace and name of a job."""
 
 
 class Reconciler:
@@ -60,10 +60,11 @@ class Reconciler:
         self._cluster = cluster
         self._clock = clock
         self._metrics = metrics or Metrics()
-        self.queue: WorkQueue[Key] = WorkQueue(waited=self._metrics.queue_wait.observe)
+        self.queue: WorkQueue[JobKey] = WorkQueue(waited=self._metrics.queue_wait.observe)
         """Jobs that are to be looked at."""
         self._generations: dict[str, int | None] = {}
-        self._last_words: dict[Key, dict[str, Mapping[str, Any]]] = {}
+        self._last_words: dict[JobKey, dict[str, PodView]] = {}
+        self._memory = Memory()
 
     def job_event(self, job: Mapping[str, Any], *, kind: str | None) -> None:
         """Note a change of a job; what only changed its status was written by us."""
@@ -77,15 +78,10 @@ class Reconciler:
             self._generations[uid] = generation
         self.queue.add((metadata["namespace"], metadata["name"]))
 
-    def pod_event(self, pod: Mapping[str, Any], *, kind: str | None) -> None:
-        """Note a change of a pod, and keep the last sight of one that is gone."""
-        metadata = pod["metadata"]
-        name = (metadata.get("labels") or {}).get(JOB_LABEL)
-        if not name:
-            return
-        key = (metadata["namespace"], name)
-        if kind == "DELETED":
-            self._last_words.setdefault(key, {})[metadata["uid"]] = pod
+    def pods_event(self, key: JobKey, gone: PodView | None) -> None:
+        """Note a change of what a job's pods are, or are on, and keep the last sight of a pod that is gone."""
+        if gone is not None:
+            self._last_words.setdefault(key, {})[gone.uid] = gone
         self.queue.add(key)
 
     async def work(self) -> None:
@@ -95,7 +91,7 @@ class Reconciler:
             with logs.about(namespace=key[0], job=key[1]):
                 await self._work_on(key)
 
-    async def _work_on(self, key: Key) -> None:
+    async def _work_on(self, key: JobKey) -> None:
         try:
             with self._metrics.reconcile_seconds.time():
                 wait = await self._reconcile(key)
@@ -111,11 +107,18 @@ class Reconciler:
             if math.isfinite(wait):
                 self.queue.add(key, delay=max(wait, LEAST_WAIT))
 
-    async def _reconcile(self, key: Key) -> float:
+    async def _reconcile(self, key: JobKey) -> float:
         heard = self._last_words.pop(key, {})
         wait = 0.0
         try:
-            wait = await reconcile(self._cluster, *key, self._clock(), last_words=heard.values(), witness=self._metrics)
+            wait = await reconcile(
+                self._cluster,
+                *key,
+                self._clock(),
+                last_words=heard.values(),
+                witness=self._metrics,
+                memory=self._memory,
+            )
         finally:
             if wait == 0.0:  # it was not finished, and needs them again
                 self._last_words[key] = heard | self._last_words.get(key, {})
@@ -138,12 +141,15 @@ async def run(
     """
     metrics = Metrics()
     connected = partial(_connected, access, coordinator_image, trace(metrics.request))
-    async with connected() as cluster, _telling(metrics, metrics_port):
-        operate = partial(_operate, cluster, access, namespaces, health_port, metrics, limits or Limits())
+    # Each over connections of its own: calls are limited to a hundred at a time, of which watches would hold some, and
+    # a renewal never waits behind a thousand pods that are created.
+    async with connected() as cluster, connected(most=0) as watching, _telling(metrics, metrics_port):
+        sight = watching.sight(namespaces)
+        cluster.see(sight)
+        operate = partial(_operate, cluster, sight, access, namespaces, health_port, metrics, limits or Limits())
         if lease is None:
             await operate()
             return
-        # Over connections of its own, so that a renewal never waits behind a thousand pods that are created.
         async with connected() as leases:
             leadership = Leadership(leases, lease, me=identity())
             try:
@@ -156,9 +162,9 @@ async def run(
 
 @asynccontextmanager
 async def _connected(
-    access: Access, coordinator_image: str, counting: aiohttp.TraceConfig
+    access: Access, coordinator_image: str, counting: aiohttp.TraceConfig, *, most: int | None = None
 ) -> AsyncIterator[KubernetesCluster]:
-    cluster = await KubernetesCluster.connect(access, coordinator_image=coordinator_image, traces=[counting])
+    cluster = await KubernetesCluster.connect(access, coordinator_image=coordinator_image, traces=[counting], most=most)
     try:
         yield cluster
     finally:
@@ -204,6 +210,7 @@ async def _lead(leadership: Leadership, work: Coroutine[Any, Any, None]) -> None
 
 async def _operate(
     cluster: KubernetesCluster,
+    sight: Sight,
     access: Access,
     namespaces: Sequence[str],
     health_port: int | None,
@@ -213,26 +220,52 @@ async def _operate(
     """Watch and reconcile until a signal comes; nothing of it acts any more when this returns."""
     await cluster.check()
     reconciler = Reconciler(cluster, metrics=metrics)
+    sight.listen(reconciler.pods_event)
     watches = Watches(_watched(namespaces), clock=time.monotonic)
-    metrics.lead(queue_depth=lambda: reconciler.queue.depth, watch_age=watches.age)
-    alive = partial(_alive, cluster, reconciler.queue, watches, limits)
-    workers = [asyncio.create_task(reconciler.work()) for _ in range(WORKERS)]
+    metrics.lead(queue_depth=lambda: reconciler.queue.depth, watch_age=lambda: max(watches.age(), sight.age()))
+    alive = partial(_alive, cluster, reconciler.queue, lambda: max(watches.age(), sight.age()), limits)
+    workers = [asyncio.create_task(_work(reconciler, sight)) for _ in range(WORKERS)]
+    operator = kopf.operator(
+        registry=_registry(reconciler, access, alive, partial(_stop, workers), trace(metrics.request, watches)),
+        settings=_settings(),
+        standalone=True,
+        clusterwide=not namespaces,
+        namespaces=namespaces,
+        liveness_endpoint=None if health_port is None else f"http://0.0.0.0:{health_port}/healthz",
+    )
     try:
-        await kopf.operator(
-            registry=_registry(reconciler, access, alive, partial(_stop, workers), trace(metrics.request, watches)),
-            settings=_settings(),
-            standalone=True,
-            clusterwide=not namespaces,
-            namespaces=namespaces,
-            liveness_endpoint=None if health_port is None else f"http://0.0.0.0:{health_port}/healthz",
-        )
+        await _while_followed(sight, operator)
     finally:
         await _stop(workers)
 
 
-async def _alive(cluster: KubernetesCluster, queue: WorkQueue[Key], watches: Watches, limits: Limits) -> None:
+async def _work(reconciler: Reconciler, sight: Sight) -> None:
+    with suppress(TimeoutError):
+        await asyncio.wait_for(sight.settled(), FIRST_SIGHT)
+    await reconciler.work()
+
+
+async def _while_followed(sight: Sight, work: Coroutine[Any, Any, None]) -> None:
+    """Do the work while pods and nodes are followed; raises RuntimeError if they are not any more."""
+    following, working = asyncio.create_task(sight.follow()), asyncio.create_task(work)
+    try:
+        await asyncio.wait((following, working), return_when=asyncio.FIRST_COMPLETED)
+        if following.done():
+            raise RuntimeError("pods and nodes are not followed any more, so the operator ends") from (
+                following.exception()
+            )
+    finally:
+        following.cancel()
+        working.cancel()
+        await asyncio.gather(following, working, return_exceptions=True)
+    working.result()
+
+
+async def _alive(
+    cluster: KubernetesCluster, queue: WorkQueue[JobKey], watch_age: Callable[[], float], limits: Limits
+) -> None:
     """Raise when nothing is heard though the API server answers, or nothing gets done though there is work."""
-    silent, stuck = watches.age(), queue.stuck()
+    silent, stuck = watch_age(), queue.stuck()
     if stuck > limits.work:
         raise kopf.PermanentError(f"no reconcile has ended for {stuck:.0f} s, and there is something to do")
     if silent > limits.watch and await cluster.answers():
@@ -246,10 +279,9 @@ async def _stop(workers: Sequence[asyncio.Task[None]]) -> None:
 
 
 def _watched(namespaces: Sequence[str]) -> Iterator[str]:
-    """Yield the paths of all collections that are watched."""
+    """Yield the paths of all collections that kopf watches."""
     for part in [f"/namespaces/{namespace}" for namespace in namespaces] or [""]:
         yield f"/apis/{API_VERSION}{part}/{PLURAL}"
-        yield f"/api/v1{part}/pods"
 
 
 def _registry(
@@ -276,10 +308,6 @@ def _registry(
     @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
     async def job(event: kopf.RawEvent, **_: Any) -> None:
         reconciler.job_event(event["object"], kind=event["type"])
-
-    @kopf.on.event("v1", "pods", registry=registry)
-    async def pod(event: kopf.RawEvent, **_: Any) -> None:
-        reconciler.pod_event(event["object"], kind=event["type"])
 
     return registry
 
@@ -315,10 +343,8 @@ async def _credentials(access: Access) -> kopf.ConnectionInfo:
 
 def _settings() -> kopf.OperatorSettings:
     settings = kopf.OperatorSettings()
-    # The server sends no other pods: without this, every pod of the cluster would pass through here.
-    settings.watching.label_selectors["v1", "pods"] = JOB_LABEL
     settings.scanning.disabled = True  # what is watched is known; watching definitions and namespaces would take rights
-    settings.watching.server_timeout = WATCH_TIME
-    settings.watching.inactivity_timeout = STREAM_SILENCE
+    settings.watching.server_timeout = WATCH_TIME  # each is seen to live by its end
+    settings.watching.inactivity_timeout = SILENCE
     settings.posting.enabled = False  # events are recorded by the executor, after the status was written
     return settings

@@ -180,7 +180,7 @@ def _begin(before: Recovery | None, observed: Observed, entry: ReplicaStatus, no
 
 
 def _evicted(observed: Observed, entry: ReplicaStatus) -> bool:
-    old = (pod for pod in observed.trainers if pod.replica == entry.index and pod.attempt < entry.attempt)
+    old = (pod for pod in observed.pods_of(entry.index) if pod.attempt < entry.attempt)
     return all(pod.deleted is not None for pod in old)
 
 

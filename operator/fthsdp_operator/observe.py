@@ -1,7 +1,7 @@
 """What the operator sees: raw pods become small views, everything else that a plan needs stands beside them.
 
-Watch events are hints only; the pods come from one LIST. The one thing that a LIST cannot show is how a pod ended that
-is already gone: those *last words* are pods as a watch event showed them last, and they only ever add an exit code.
+The pods are those that ``cache`` knows at this moment. What they cannot show is how a pod ended that is already gone:
+those *last words* are pods as they were seen last, and they only ever add an exit code.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import lru_cache
+from sys import intern
 from types import MappingProxyType
 from typing import Any
 
@@ -17,6 +19,7 @@ from fthsdp.coordinator.messages import Status
 from fthsdp_operator.api import (
     ATTEMPT_LABEL,
     CONFIG_ANNOTATION,
+    JOB_LABEL,
     JOB_UID_LABEL,
     POD_INDEX_LABEL,
     REPLICA_LABEL,
@@ -25,9 +28,13 @@ from fthsdp_operator.api import (
     Role,
 )
 
-__all__ = ["Exit", "NodeView", "Observed", "PodView", "node_view", "observe", "view"]
+__all__ = ["Exit", "JobKey", "Name", "NodeView", "Observed", "PodView", "node_view", "observe", "owned", "view"]
 
 Manifest = Mapping[str, Any]
+JobKey = tuple[str, str]
+"""Namespace and name of a job."""
+Name = tuple[str, str]
+"""Kind and name of an object."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +55,10 @@ class PodView:
 
     name: str
     uid: str
+    namespace: str = ""
+    job: str = ""
+    """Name of its job, or of an earlier one of that name."""
+    job_uid: str = ""
     role: Role
     replica: int
     """-1 for the coordinator."""
@@ -108,9 +119,9 @@ class Observed:
 
     pods: tuple[PodView, ...] = ()
     """Pods of this job: not those of an earlier job of the same name."""
-    support: frozenset[tuple[str, str]] = frozenset()
-    """Kind and name of the other objects of the job that exist."""
-    foreign: frozenset[tuple[str, str]] = frozenset()
+    support: frozenset[Name] = frozenset()
+    """The other objects of the job that exist."""
+    foreign: frozenset[Name] = frozenset()
     """Those whose names are taken by objects that are not the job's: an earlier job's that are on their way out, or a
     user's."""
     nodes: Mapping[str, NodeView] = field(default_factory=dict)
@@ -125,48 +136,83 @@ class Observed:
     coordinator_image: str
     """Image for coordinators of jobs that name none."""
 
+    _index: _Index = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_index", _index(self.pods, self.coordinator))
+
     @property
     def coordinator_pod(self) -> PodView | None:
         """The coordinator's pod."""
-        return next((pod for pod in self.pods if pod.role is Role.COORDINATOR), None)
+        return next(iter(self._index.pods.get(None, ())), None)
 
     @property
     def trainers(self) -> tuple[PodView, ...]:
         """All training pods, of every attempt."""
-        return tuple(pod for pod in self.pods if pod.role is Role.TRAINER)
+        return self._index.trainers
+
+    def pods_of(self, replica: int) -> tuple[PodView, ...]:
+        """Pods of every attempt of one replica."""
+        return self._index.pods.get(replica, ())
 
     def group(self, replica: int, attempt: int) -> tuple[PodView, ...]:
         """Pods of one attempt of one replica."""
-        return tuple(pod for pod in self.trainers if (pod.replica, pod.attempt) == (replica, attempt))
+        return tuple(pod for pod in self.pods_of(replica) if pod.attempt == attempt)
 
     def member(self, replica: int, attempt: int) -> MemberStatus | None:
         """What the coordinator says of this attempt of a replica."""
-        members = self.coordinator.replicas if self.coordinator else ()
-        return next((m for m in members if (m.replica, m.attempt) == (replica, attempt)), None)
+        return self._index.members.get((replica, attempt))
 
     def last_seen(self, name: str) -> PodView | None:
         """A pod as it is now, or as it was seen last."""
-        return next((pod for pod in self.pods if pod.name == name), None) or self.last_words.get(name)
+        return self._index.names.get(name) or self.last_words.get(name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Index:
+    """Where to find what: a plan asks for each of hundreds of replicas, of thousands of pods."""
+
+    pods: Mapping[int | None, tuple[PodView, ...]]
+    """By replica; the coordinator's under None."""
+    trainers: tuple[PodView, ...]
+    names: Mapping[str, PodView]
+    members: Mapping[tuple[int, int], MemberStatus]
+    """By replica and attempt."""
+
+
+def _index(pods: tuple[PodView, ...], coordinator: Status | None) -> _Index:
+    by_replica: dict[int | None, list[PodView]] = {}
+    for pod in pods:
+        by_replica.setdefault(pod.replica if pod.role is Role.TRAINER else None, []).append(pod)
+    members = coordinator.replicas if coordinator is not None else ()
+    return _Index(
+        pods={replica: tuple(its) for replica, its in by_replica.items()},
+        trainers=tuple(pod for pod in pods if pod.role is Role.TRAINER),
+        names={pod.name: pod for pod in reversed(pods)},
+        members={(member.replica, member.attempt): member for member in reversed(members)},
+    )
 
 
 def observe(
     job: Job,
-    pods: Iterable[Manifest],
+    pods: Iterable[PodView],
     *,
-    last_words: Iterable[Manifest] = (),
-    support: Iterable[Manifest] = (),
+    last_words: Iterable[PodView] = (),
+    support: Mapping[Name, bool] = MappingProxyType({}),
     nodes: Mapping[str, NodeView] = MappingProxyType({}),
     coordinator: Status | None = None,
     fresh_key: str,
     coordinator_image: str,
 ) -> Observed:
-    """Put together what a plan needs; pods that belong to another job of the same name are passed over."""
-    names = {(it["kind"], it["metadata"]["name"]): _owned(job, it) for it in support}
+    """Put together what a plan needs; pods that belong to another job of the same name are passed over.
+
+    ``support``: the other objects that exist, and whether each is the job's own.
+    """
     return Observed(
-        pods=_views(job, pods),
-        last_words={pod.name: pod for pod in _views(job, last_words)},
-        support=frozenset(names),
-        foreign=frozenset(name for name, ours in names.items() if not ours),
+        pods=tuple(pod for pod in pods if pod.job_uid == job.metadata.uid),
+        last_words={pod.name: pod for pod in last_words if pod.job_uid == job.metadata.uid},
+        support=frozenset(support),
+        foreign=frozenset(name for name, ours in support.items() if not ours),
         nodes=nodes,
         coordinator=coordinator,
         fresh_key=fresh_key,
@@ -174,18 +220,17 @@ def observe(
     )
 
 
-def _owned(job: Job, manifest: Manifest) -> bool:
+def owned(job: Job, manifest: Manifest) -> bool:
+    """Whether an object is this job's own."""
     owners = manifest["metadata"].get("ownerReferences") or ()
     return any(owner.get("uid", "") == job.metadata.uid for owner in owners)
 
 
-def _views(job: Job, pods: Iterable[Manifest]) -> tuple[PodView, ...]:
-    mine = (pod for pod in pods if _labels(pod).get(JOB_UID_LABEL, "") == job.metadata.uid)
-    return tuple(seen for seen in map(view, mine) if seen is not None)
-
-
 def view(pod: Manifest) -> PodView | None:
-    """Turn a pod into a view; None for a pod whose labels are not those of a job's pod."""
+    """Turn a pod into a view; None for a pod whose labels are not those of a job's pod.
+
+    Strings that many pods have in common are kept once: there may be 12,500 of them.
+    """
     labels, metadata = _labels(pod), pod["metadata"]
     try:
         role = Role(labels.get(ROLE_LABEL, ""))
@@ -201,19 +246,22 @@ def view(pod: Manifest) -> PodView | None:
     return PodView(
         name=metadata["name"],
         uid=metadata.get("uid", ""),
+        namespace=intern(metadata.get("namespace") or ""),
+        job=intern(labels.get(JOB_LABEL, "")),
+        job_uid=intern(labels.get(JOB_UID_LABEL, "")),
         role=role,
         replica=replica,
         attempt=attempt,
         index=index,
-        phase=status.get("phase") or "Pending",
-        node=(pod.get("spec") or {}).get("nodeName") or None,
-        config=(metadata.get("annotations") or {}).get(CONFIG_ANNOTATION, ""),
-        reason=status.get("reason") or disruption[0],
+        phase=intern(status.get("phase") or "Pending"),
+        node=intern((pod.get("spec") or {}).get("nodeName") or "") or None,
+        config=intern((metadata.get("annotations") or {}).get(CONFIG_ANNOTATION, "")),
+        reason=intern(status.get("reason") or disruption[0]),
         message=status.get("message") or disruption[1],
         deleted=None if gone_by is None else gone_by - (metadata.get("deletionGracePeriodSeconds") or 0),
         gone_by=gone_by,
         exits=_exits(status),
-        conditions=frozenset((it.get("type", ""), it.get("status", "")) for it in status.get("conditions") or ()),
+        conditions=_conditions(status),
     )
 
 
@@ -231,8 +279,18 @@ def node_view(node: Manifest) -> NodeView:
         taints=frozenset(
             (it.get("key", ""), it.get("value") or "", it.get("effect", "")) for it in spec.get("taints") or ()
         ),
-        conditions=frozenset((it.get("type", ""), it.get("status", "")) for it in conditions),
+        conditions=_conditions(status),
     )
+
+
+def _conditions(status: Manifest) -> frozenset[tuple[str, str]]:
+    return _shared(tuple((it.get("type", ""), it.get("status", "")) for it in status.get("conditions") or ()))
+
+
+@lru_cache(maxsize=1024)
+def _shared(conditions: tuple[tuple[str, str], ...]) -> frozenset[tuple[str, str]]:
+    """Thousands of pods have the same few conditions: one set of each is enough."""
+    return frozenset(conditions)
 
 
 def _labels(pod: Manifest) -> Mapping[str, str]:

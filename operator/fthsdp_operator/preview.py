@@ -28,7 +28,7 @@ from fthsdp_operator.api import (
     format_time,
     parse_job,
 )
-from fthsdp_operator.observe import observe, view
+from fthsdp_operator.observe import PodView, observe, owned, view
 from fthsdp_operator.plan import plan
 
 __all__ = ["Preview", "preview"]
@@ -106,7 +106,7 @@ def preview(objects: Sequence[Manifest], now: float, *, coordinator_image: str, 
     observed = observe(
         job,
         mine,
-        support=[there[name] for name in expected if name in there],
+        support={name: owned(job, there[name]) for name in expected if name in there},
         coordinator=None,
         fresh_key=_KEY,
         coordinator_image=coordinator_image,
@@ -122,15 +122,15 @@ def _check_kinds(there: Iterable[tuple[str, str]], expected: Iterable[tuple[str,
             raise ConfigError(f"{kind} {name}: give a {KIND}, its pods, and if you like its {', '.join(kinds)}")
 
 
-def _of_job(job: Job, pods: Iterable[Manifest]) -> Iterator[Manifest]:
-    """Yield what a LIST of the job's pods would return; raises ConfigError for what is no pod as Kubernetes has it."""
+def _of_job(job: Job, pods: Iterable[Manifest]) -> Iterator[PodView]:
+    """Yield what the operator would see of the job's pods; raises ConfigError for what is no pod of Kubernetes."""
     for pod in pods:
         name = pod["metadata"]["name"]
         try:
             labels, namespace = pod["metadata"].get("labels") or {}, pod["metadata"].get("namespace")
             if labels.get(JOB_LABEL) != job.name or namespace not in (None, job.namespace):
                 continue
-            view(pod)
+            seen = view(pod)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ConfigError(
                 f"Pod {name} is not as 'kubectl get pods -o yaml' prints one: {type(error).__name__}: {error}"
@@ -140,7 +140,8 @@ def _of_job(job: Job, pods: Iterable[Manifest]) -> Iterator[Manifest]:
                 f"{KIND} {job.name} has no metadata.uid, so no pod is its own: give it as"
                 f" 'kubectl get fthsdp {job.name} -o yaml' prints it"
             )
-        yield pod
+        if seen is not None:
+            yield seen
 
 
 def _assumptions(job: Job, *, granted: bool, foreign: int) -> Iterator[str]:

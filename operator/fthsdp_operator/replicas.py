@@ -112,7 +112,7 @@ def _failure(job: Job, observed: Observed, entry: ReplicaStatus, now: float) -> 
 
 def _group(job: Job, observed: Observed, entry: ReplicaStatus, now: float, *, over: bool) -> Group:
     """A replica that has not failed now."""
-    older = (pod for pod in observed.trainers if pod.replica == entry.index and pod.attempt < entry.attempt)
+    older = (pod for pod in observed.pods_of(entry.index) if pod.attempt < entry.attempt)
     stale = delete(older, f"attempt {entry.attempt} has taken its place")
     if entry.state in OUT:
         return Group(entry=entry, actions=(*stale, *_useless(observed, entry)))
@@ -254,7 +254,7 @@ def _restarted(
     """Restart a replica: the next attempt is counted here, and all the rest follows from that number."""
     told = _told(job, observed, entry, failure, now)
     after = _next_attempt(job, entry, restart_at, now)
-    pods = (pod for pod in observed.trainers if pod.replica == entry.index)
+    pods = observed.pods_of(entry.index)
     dead = delete(pods, f"its replica failed, and starts again as attempt {after.attempt}")
     creates = _growing(job, observed, after, (), now).actions if after.state is ReplicaState.PENDING else ()
     return Group(
@@ -303,7 +303,7 @@ def surplus(job: Job, observed: Observed, groups: Iterable[Group], now: float) -
 
 def _removed(observed: Observed, entry: ReplicaStatus) -> Group:
     """A replica beyond spec.replicas leaves at a step boundary: it is asked to, and the coordinator is not told."""
-    pods = [pod for pod in observed.trainers if pod.replica == entry.index]
+    pods = observed.pods_of(entry.index)
     after = at_rest(entry, ReplicaState.REMOVED)
     return Group(entry=after, actions=delete(pods, "the job was scaled below its replica"))
 

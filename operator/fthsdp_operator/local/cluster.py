@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from fthsdp.coordinator.client import OperatorClient
@@ -23,6 +23,7 @@ from fthsdp_operator.local.folder import RunFolder
 from fthsdp_operator.local.inject import Injection
 from fthsdp_operator.local.kubelet import Kubelet
 from fthsdp_operator.local.objects import Objects
+from fthsdp_operator.observe import NodeView, PodView, view
 from fthsdp_operator.render import secret_name
 
 __all__ = ["LocalCluster"]
@@ -39,7 +40,7 @@ class LocalCluster:
     def __init__(self, *, folder: RunFolder, on_event: Callable[[Event], None]) -> None:
         self.changed = asyncio.Event()
         """Set whenever something changes that a plan depends on."""
-        self.last_words: deque[Manifest] = deque(maxlen=256)
+        self.last_words: deque[PodView] = deque(maxlen=256)
         """Pods as they were when they were forgotten."""
         self._objects = Objects()
         self._addresses = Addresses()
@@ -48,7 +49,7 @@ class LocalCluster:
             folder=folder,
             addresses=self._addresses,
             changed=self.changed.set,
-            forgotten=self.last_words.append,
+            forgotten=self._forgotten,
         )
         self._on_event = on_event
         self._coordinator: OperatorClient | None = None
@@ -59,9 +60,17 @@ class LocalCluster:
         """Return the job, or None when it is gone."""
         return self._objects.get(KIND, namespace, name)
 
-    async def list_pods(self, namespace: str, job: str) -> list[Manifest]:
+    def known_pods(self, namespace: str, job: str) -> list[PodView]:
         """Return all pods labelled with the job's name."""
-        return self._objects.list("Pod", namespace, {JOB_LABEL: job})
+        return [seen for seen in map(view, self._objects.list("Pod", namespace, {JOB_LABEL: job})) if seen is not None]
+
+    async def list_pods(self, namespace: str, job: str) -> list[PodView]:
+        """Return the same: nothing here is ever late."""
+        return self.known_pods(namespace, job)
+
+    def nodes(self, names: Iterable[str]) -> Mapping[str, NodeView]:
+        """Return nothing: there is one machine, and whoever asks runs on it."""
+        return {}
 
     async def get(self, kind: str, namespace: str, name: str) -> Manifest | None:
         """Return an object, or None."""
@@ -148,6 +157,11 @@ class LocalCluster:
             await self._coordinator.close()
         await self._kubelet.end_all(role=Role.COORDINATOR, grace=grace)
         await self._kubelet.end_all(role=Role.TRAINER, grace=grace)
+
+    def _forgotten(self, pod: Manifest) -> None:
+        seen = view(pod)
+        assert seen is not None
+        self.last_words.append(seen)
 
     def _client(self, job: Job) -> OperatorClient:
         if self._coordinator is None:

@@ -128,8 +128,8 @@ def report(given: argparse.Namespace) -> int:
 
 
 def _report_from_cluster(job: str, namespace: str, kubeconfig: str | None, out: Path) -> list[str]:
-    from fthsdp_operator.apiserver import Access
     from fthsdp_operator.cluster_record import fetch_record
+    from fthsdp_operator.requests import Access
 
     file = kubeconfig or os.environ.get("KUBECONFIG") or str(Path("~/.kube/config").expanduser())
     if not any(Path(part).is_file() for part in file.split(os.pathsep)):

@@ -13,8 +13,9 @@ import pytest
 from aiohttp import web
 from tests.serving import Answer, kubeconfig_for, serving
 
-from fthsdp_operator.apiserver import Access, KubernetesCluster
-from fthsdp_operator.cluster import AlreadyExists, Busy, ClusterError, Conflict, Manifest, Unanswered
+from fthsdp_operator.apiserver import KubernetesCluster
+from fthsdp_operator.cluster import AlreadyExists, Busy, ClusterError, Conflict, Forbidden, Manifest, Unanswered
+from fthsdp_operator.requests import Access
 
 pytestmark = pytest.mark.local
 
@@ -78,7 +79,7 @@ async def silence(request: web.Request) -> web.Response:
         (status(503, "ServiceUnavailable", Retry_After="soon"), Busy, "503", 0),
         (status(500, "InternalError"), Busy, "500 InternalError: said the server", 0),
         (page, Busy, "502 : <html>Bad Gateway</html>", 0),
-        (status(403, "Forbidden"), ClusterError, "403 Forbidden: said the server", 0),
+        (status(403, "Forbidden"), Forbidden, "403 Forbidden: said the server", 0),
         (reset, Unanswered, "the API server does not answer: ", 0),
     ],
 )

@@ -24,8 +24,8 @@ from tests.serving import kubeconfig_for, serving
 from fthsdp.errors import ConfigError
 from fthsdp_operator import handlers
 from fthsdp_operator.api import API_VERSION, GROUP, KIND, PLURAL, VERSION
-from fthsdp_operator.apiserver import Access
 from fthsdp_operator.liveness import Limits
+from fthsdp_operator.requests import Access
 
 pytestmark = pytest.mark.local
 

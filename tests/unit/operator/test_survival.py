@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Any, TypeVar
 
@@ -20,6 +20,7 @@ from fthsdp_operator.actions import Event
 from fthsdp_operator.api import KIND, Job
 from fthsdp_operator.cluster import ClusterError, Conflict, Manifest
 from fthsdp_operator.execute import reconcile
+from fthsdp_operator.observe import NodeView, PodView
 
 Step = Callable[[World], None]
 
@@ -168,8 +169,14 @@ class Shaky:
     async def get_job(self, namespace: str, name: str) -> Manifest | None:
         return await self._read(lambda: self._world.get_job(namespace, name))
 
-    async def list_pods(self, namespace: str, job: str) -> list[Manifest]:
+    def known_pods(self, namespace: str, job: str) -> list[PodView]:
+        return self._world.known_pods(namespace, job)
+
+    async def list_pods(self, namespace: str, job: str) -> list[PodView]:
         return await self._read(lambda: self._world.list_pods(namespace, job))
+
+    def nodes(self, names: Iterable[str]) -> Mapping[str, NodeView]:
+        return self._world.nodes(names)
 
     async def get(self, kind: str, namespace: str, name: str) -> Manifest | None:
         return await self._read(lambda: self._world.get(kind, namespace, name))

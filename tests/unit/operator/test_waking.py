@@ -12,6 +12,7 @@ from tests.unit.operator.world import NAME, NAMESPACE, World
 from fthsdp_operator.api import KIND
 from fthsdp_operator.cluster import ClusterError, Conflict, Manifest
 from fthsdp_operator.handlers import Reconciler
+from fthsdp_operator.observe import view
 
 DEADLINE = 10.0
 
@@ -95,7 +96,7 @@ async def loses_a_pod(world: Watched, reconciler: Reconciler) -> None:
     gone = world.pod("r2-a0-1")
     world.exits("r2-a0-1", 143)
     del world.objects["Pod", f"{NAME}-r2-a0-1"]
-    reconciler.pod_event(gone, kind="DELETED")
+    reconciler.pods_event((NAMESPACE, NAME), view(gone))
     await world.until(lambda: "r2-a1-0" in world.pods)
     assert world.job.status.last_failure == f"r2 {NAME}-r2-a0-1 PodDeleted exit 143"
 
@@ -118,17 +119,5 @@ def test_last_words_survive_a_look_that_failed() -> None:
         world.conflicts = 1
         async with working(world) as reconciler:
             await loses_a_pod(world, reconciler)
-
-    asyncio.run(story())
-
-
-def test_pods_of_others_wake_nobody() -> None:
-    async def story() -> None:
-        world = Watched()
-        async with working(world) as reconciler:
-            reconciler.pod_event({"metadata": {"name": "x", "namespace": "y", "uid": "z"}}, kind="ADDED")
-            for _ in range(5):
-                await asyncio.sleep(0)
-            assert world.looks == 0
 
     asyncio.run(story())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fthsdp.coordinator.messages import Exited, ReplicaStatus, Role, Status
@@ -22,6 +22,7 @@ from fthsdp_operator.api import (
 )
 from fthsdp_operator.cluster import AlreadyExists, Conflict, Manifest
 from fthsdp_operator.execute import Witness, reconcile
+from fthsdp_operator.observe import NodeView, PodView, view
 
 NOW = 1_800_000_000.0
 NAMESPACE, NAME = "team", "llama"
@@ -59,7 +60,9 @@ class World:
         self.coordinator: Status | None = None
         self.deaf = False
         """The coordinator does not hear what it is told."""
-        self.last_words: list[Manifest] = []
+        self.last_words: list[PodView] = []
+        self.node_views: dict[str, NodeView] = {}
+        """Nodes of which something is known, by name."""
         self.witness: Witness | None = None
         self._uids = itertools.count(1)
         self.objects[KIND, NAME] = copy.deepcopy(job or manifest())
@@ -69,9 +72,16 @@ class World:
     async def get_job(self, namespace: str, name: str) -> Manifest | None:
         return await self.get(KIND, namespace, name)
 
-    async def list_pods(self, namespace: str, job: str) -> list[Manifest]:
+    def known_pods(self, namespace: str, job: str) -> list[PodView]:
         pods = [it for (kind, _), it in self.objects.items() if kind == "Pod"]
-        return copy.deepcopy([pod for pod in pods if pod["metadata"]["labels"].get(JOB_LABEL) == job])
+        found = (view(pod) for pod in pods if pod["metadata"].get("labels", {}).get(JOB_LABEL) == job)
+        return [seen for seen in found if seen is not None]
+
+    async def list_pods(self, namespace: str, job: str) -> list[PodView]:
+        return self.known_pods(namespace, job)
+
+    def nodes(self, names: Iterable[str]) -> Mapping[str, NodeView]:
+        return {name: self.node_views[name] for name in names if name in self.node_views}
 
     async def get(self, kind: str, namespace: str, name: str) -> Manifest | None:
         return copy.deepcopy(self.objects.get((kind, name)))
@@ -175,7 +185,7 @@ class World:
         key = (kind, name) if (kind, name) in self.objects else (kind, f"{NAME}-{name}")
         gone = self.objects.pop(key)
         if kind == "Pod":
-            self.last_words.append(gone)
+            self.last_words += [last for last in [view(gone)] if last is not None]
 
     def exits(self, name: str, code: int, *, reason: str = "") -> None:
         """The container of a pod ends."""

@@ -1,0 +1,195 @@
+"""Requests to an API server, and what its answers mean, with the asyncio client of ``kubernetes``.
+
+Bodies are plain mappings: a pod is looked at through a handful of fields, and turning thousands of them into client
+objects would cost more than all the rules.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+from kubernetes.aio import config
+from kubernetes.aio.client.api_client import ApiClient
+from kubernetes.aio.client.configuration import Configuration
+from yaml import YAMLError
+
+from fthsdp.errors import ConfigError
+from fthsdp_operator.cluster import AlreadyExists, Busy, ClusterError, Conflict, Forbidden, Manifest, Unanswered
+
+__all__ = ["REQUEST_TIMEOUT", "Access", "Gone", "NotFound", "Requests"]
+
+REQUEST_TIMEOUT = 30.0
+"""Seconds for one request to the API server."""
+LONGEST_RETRY_AFTER = 60.0
+"""Seconds for which a job waits at most because a server, or what stands before it, asked for it."""
+LONGEST_LINE = 16 * 2**20
+"""Bytes of one line of a stream. An object has at most a tenth of that."""
+
+Query = Mapping[str, str]
+
+
+class NotFound(ClusterError):
+    """There is no such object."""
+
+
+class Gone(ClusterError):
+    """The server does not have that version any more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """How to reach the API server."""
+
+    kubeconfig: str | None
+    """Path of a kubeconfig file; None: as the service account of the pod that this runs in."""
+
+    async def load(self) -> Configuration:
+        """Return address and credentials as they are now; raises ConfigError."""
+        settings = Configuration()
+        try:
+            if self.kubeconfig is None:
+                config.load_incluster_config(client_configuration=settings)
+            else:
+                await config.load_kube_config(config_file=self.kubeconfig, client_configuration=settings)
+        # The last three: of a file that is YAML but no kubeconfig, the client takes parts that are not there.
+        except (config.ConfigException, OSError, ValueError, YAMLError, TypeError, KeyError, AttributeError) as error:
+            where = f"kubeconfig {self.kubeconfig}" if self.kubeconfig else "the service account of this pod"
+            raise ConfigError(f"{where} gives no access to a cluster: {' '.join(str(error).split())}") from error
+        return settings
+
+
+class Requests:
+    """Connections to one API server."""
+
+    def __init__(self, client: ApiClient) -> None:
+        self._client = client
+        self._client.user_agent = "fthsdp-operator"
+        self._time_left: Callable[[], float] = lambda: math.inf
+
+    @classmethod
+    async def connect(
+        cls, access: Access, *, traces: Sequence[aiohttp.TraceConfig] = (), most: int | None = None
+    ) -> Requests:
+        """Connect; ``traces`` are told of every request, ``most``: connections at a time, 0 for any number.
+
+        Raises ConfigError when there is no access.
+        """
+        settings = await access.load()
+        settings.trace_configs = list(traces)
+        if most is not None:
+            settings.connection_pool_maxsize = most
+        return cls(ApiClient(settings))
+
+    def only_while(self, time_left: Callable[[], float]) -> None:
+        """Ask this before each call from now on: it returns the seconds that one may take, or does not return."""
+        self._time_left = time_left
+
+    def time_left(self) -> float:
+        """Return the seconds that a call may take, or do not return."""
+        return self._time_left()
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._client.close()
+
+    async def make(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Query | None = None,
+        body: Mapping[str, Any] | Sequence[Any] | None = None,
+        content_type: str = "application/json",
+        timeout: float = REQUEST_TIMEOUT,
+    ) -> Manifest:
+        """Make one request; raises ClusterError with what the server said."""
+        what = f"{method} {path}"
+        limit = min(timeout, self._time_left())
+        try:
+            response = await self._send(method, path, query, limit, body=body, content_type=content_type)
+            content = await response.read()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise _unanswered(what, error) from error
+        return _answer(what, response, content)
+
+    async def lines(self, path: str, *, query: Query, silence: float) -> AsyncGenerator[bytes]:
+        """Yield each line of an answer that goes on until the server ends it; what has no end is no line.
+
+        Raises ClusterError with what the server said, Unanswered when the connection breaks within a line or says
+        nothing for ``silence`` seconds.
+        """
+        what = f"watch of {path}"
+        limit = aiohttp.ClientTimeout(total=None, sock_connect=REQUEST_TIMEOUT, sock_read=silence)
+        try:
+            response = await self._send("GET", path, query, limit)
+            try:
+                if response.status != 200:
+                    _answer(what, response, await response.read())
+                rest = b""
+                async for chunk in response.content.iter_any():
+                    *whole, rest = (rest + chunk).split(b"\n")
+                    for line in whole:
+                        yield line
+                    if len(rest) > LONGEST_LINE:
+                        raise ClusterError(f"{what}: a line is longer than {LONGEST_LINE} bytes")
+                if rest:
+                    raise Unanswered(f"{what}: it ended within a line")
+            finally:
+                response.close()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise _unanswered(what, error) from error
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        query: Query | None,
+        limit: float | aiohttp.ClientTimeout,
+        *,
+        body: Mapping[str, Any] | Sequence[Any] | None = None,
+        content_type: str = "application/json",
+    ) -> aiohttp.ClientResponse:
+        arguments = await self._client.param_serialize(
+            method,
+            f"/{path}",
+            query_params=list((query or {}).items()),
+            header_params={"Accept": "application/json", "Content-Type": content_type},
+            body=body,
+            auth_settings=["BearerToken"],
+        )
+        answer = await self._client.call_api(*arguments, _request_timeout=limit)
+        response: aiohttp.ClientResponse = answer.response
+        return response
+
+
+def _unanswered(what: str, error: BaseException) -> Unanswered:
+    return Unanswered(f"{what}: the API server does not answer: {error or type(error).__name__}")
+
+
+def _retry_after(header: str | None) -> float:
+    """Seconds; a date, which the API server never sends, counts as none."""
+    return min(float(header), LONGEST_RETRY_AFTER) if header and header.isdecimal() else 0.0
+
+
+_ERRORS = {403: Forbidden, 404: NotFound, 409: Conflict, 410: Gone}
+
+
+def _answer(what: str, response: aiohttp.ClientResponse, content: bytes) -> Manifest:
+    status = response.status
+    try:
+        answer = json.loads(content)
+    except ValueError:
+        answer = {"message": content[:200].decode(errors="replace")}
+    if status < 300 and isinstance(answer, dict):
+        return answer
+    words = answer if isinstance(answer, dict) else {}
+    message = f"{what}: {status} {words.get('reason', '')}: {words.get('message', '')}"
+    if words.get("reason") == "AlreadyExists":
+        raise AlreadyExists(message)
+    kind = Busy if status == 429 or status >= 500 else _ERRORS.get(status, ClusterError)
+    raise kind(message, retry_after=_retry_after(response.headers.get("Retry-After")))
