@@ -182,7 +182,7 @@ async def _write_status(cluster: Cluster, manifest: Mapping[str, Any], todo: Pla
 async def _act(cluster: Cluster, job: Job, todo: Plan, now: float) -> None:
     """Do the actions, those of one stage side by side, then say what happened, even if one of them failed."""
     try:
-        for _, stage in groupby(todo.actions, key=_stage):
+        for _, stage in groupby(_possible(cluster, job, todo), key=_stage):
             await _together(cluster, job, list(stage))
     except ClusterError as error:
         await cluster.record_event(job, Event(warning=True, reason="CallFailed", message=str(error)), now)
@@ -192,6 +192,19 @@ async def _act(cluster: Cluster, job: Job, todo: Plan, now: float) -> None:
             who = {"replica": event.replica, "attempt": event.attempt}
             log.info("%s/%s: %s: %s", job.namespace, job.name, event.reason, event.message, extra=who)
             await cluster.record_event(job, event, now)
+
+
+def _possible(cluster: Cluster, job: Job, todo: Plan) -> list[Action]:
+    """Return the actions without pods whose names those of an earlier job still have: we are told of their end."""
+    taken = {pod.name for pod in cluster.known_pods(job.namespace, job.name) if pod.job_uid != job.metadata.uid}
+    return [action for action in todo.actions if not (_stage(action) == _PODS and _name(action) in taken)]
+
+
+def _name(action: Action) -> str:
+    return str(action.manifest["metadata"]["name"]) if isinstance(action, Create) else ""
+
+
+_PODS = (Create, "Pod")
 
 
 def _stage(action: Action) -> tuple[type[Action], str]:

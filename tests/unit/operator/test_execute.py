@@ -8,18 +8,22 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from tests.unit.operator.world import NAME, World
+from tests.unit.operator.world import NAME, NAMESPACE, World
 
-from fthsdp_operator.api import KIND
+from fthsdp_operator.api import JOB_UID_LABEL, KIND
 from fthsdp_operator.cluster import ClusterError, Conflict, Manifest
+from fthsdp_operator.execute import Memory, reconcile
+from fthsdp_operator.observe import PodView
 
 
 class Quota(World):
     """A namespace in which no more pods may be created."""
 
+    quota = 2
+
     async def create(self, manifest: Mapping[str, Any]) -> Manifest:
-        if manifest["kind"] == "Pod" and len(self.pods) >= 2:
-            raise ClusterError("403 Forbidden: exceeded quota: pods=2")
+        if manifest["kind"] == "Pod" and len(self.pods) >= self.quota:
+            raise ClusterError(f"403 Forbidden: exceeded quota: pods={self.quota}")
         return await super().create(manifest)
 
 
@@ -77,3 +81,166 @@ def test_it_goes_on_when_calls_succeed_again() -> None:
         assert len(free.pods) == 6
 
     asyncio.run(story())
+
+
+# --- what is known may be late ----------------------------------------------------------------------------------------
+
+
+class Late(Quota):
+    """What is known of the pods is what was there when it was told last."""
+
+    quota = 100
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard: list[PodView] | None = None
+        self.asked: list[str] = []
+
+    def tell(self) -> None:
+        """Nothing is told from now on; what is there is known."""
+        self.heard = super().known_pods(NAMESPACE, NAME)
+
+    def known_pods(self, namespace: str, job: str) -> list[PodView]:
+        return super().known_pods(namespace, job) if self.heard is None else self.heard
+
+    async def list_pods(self, namespace: str, job: str) -> list[PodView]:
+        self.asked.append("pods")
+        return super().known_pods(namespace, job)
+
+    async def get(self, kind: str, namespace: str, name: str) -> Manifest | None:
+        self.asked.append(kind)
+        return await super().get(kind, namespace, name)
+
+
+def test_pods_that_another_operator_saw_and_that_nobody_told_us_of_are_not_taken_for_deleted() -> None:
+    async def story() -> None:
+        world = Late()
+        world.tell()
+        world.heard, late = None, world.heard  # another operator knows of all pods
+        await world.train()
+        world.heard = late
+        before = world.pods
+        await world.settle()
+        assert "pods" in world.asked
+        assert world.pods == before
+        assert world.job.status.restarts == 0
+
+    asyncio.run(story())
+
+
+def test_a_pod_that_is_gone_without_a_word_is_a_failure_once_the_server_says_so() -> None:
+    async def story() -> None:
+        world = Late()
+        await world.train()
+        world.vanish("r2-a0-1")
+        world.last_words.clear()
+        world.tell()
+        world.asked.clear()
+        await world.look()
+        assert world.asked.count("pods") == 1
+        assert world.job.status.restarts == 1
+
+    asyncio.run(story())
+
+
+def test_the_server_is_asked_for_no_pods_while_all_of_them_are_known_or_their_end_was_told() -> None:
+    async def story() -> None:
+        world = Late()
+        await world.train()
+        world.vanish("r2-a0-1")
+        await world.look()
+        assert world.job.status.restarts == 1
+        assert "pods" not in world.asked
+
+    asyncio.run(story())
+
+
+def test_a_pod_that_exists_and_is_not_known_yet_is_looked_at_and_not_complained_about() -> None:
+    async def story() -> None:
+        world = Late()
+        await world.look()
+        world.heard = []
+        world.asked.clear()
+        await world.look()
+        assert world.asked.count("Pod") == 7
+        assert [event.reason for event in world.events if event.warning] == []
+
+    asyncio.run(story())
+
+
+def test_a_pod_of_somebody_else_that_has_a_name_of_ours_is_named() -> None:
+    async def story() -> None:
+        world = World()
+        world.objects["Pod", "llama-r1-a0-0"] = {
+            "kind": "Pod",
+            "metadata": {"name": "llama-r1-a0-0", "namespace": NAMESPACE, "uid": "a user's"},
+            "status": {"phase": "Running"},
+        }
+        words = "Pod llama-r1-a0-0 is there already and not of this job: delete it, or give the job another name"
+        with pytest.raises(ClusterError, match=words):
+            await world.look()
+        assert [event.message for event in world.events] == [words]
+        world.vanish("llama-r1-a0-0")
+        await world.settle()
+        assert len(world.pods) == 6
+
+    asyncio.run(story())
+
+
+def test_nothing_is_created_under_a_name_that_a_pod_of_an_earlier_job_still_has() -> None:
+    async def story() -> None:
+        earlier = World()
+        await earlier.settle()
+        world = World()
+        world.objects |= {name: it for name, it in earlier.objects.items() if name[0] == "Pod"}
+        for it in world.objects.values():
+            if it["kind"] == "Pod":
+                it["metadata"]["labels"][JOB_UID_LABEL] = "an earlier one"
+        await world.settle()
+        assert [write for write in world.writes if write.startswith("create Pod")] == []
+        world.vanish("r2-a0-1")
+        await world.settle()
+        assert [write for write in world.writes if write.startswith("create Pod")] == ["create Pod llama-r2-a0-1"]
+        assert world.job.status.restarts == 0
+
+    asyncio.run(story())
+
+
+def test_what_pods_lean_on_is_looked_for_again_after_some_minutes_and_when_a_call_has_failed() -> None:
+    async def story() -> None:
+        world, memory = Late(), Memory()
+
+        async def questions() -> list[str]:
+            world.asked.clear()
+            await reconcile(world, NAMESPACE, NAME, world.now, memory=memory)
+            return world.asked
+
+        assert "Service" in await questions()
+        assert "Service" in await questions()  # it was not there before
+        assert await questions() == [KIND]
+        world.now += 301
+        assert "Service" in await questions()
+        world.vanish(NAME, kind="Service")
+        assert await questions() == [KIND]
+        world.quota = 0
+        world.vanish("r2-a0-1")
+        world.kubelets_start_everything()
+        with pytest.raises(ClusterError, match="quota"):
+            await questions()
+        world.quota = 100
+        assert "Service" in await questions()
+        assert ("Service", NAME) in world.objects
+
+    asyncio.run(story())
+
+
+def test_what_is_known_of_a_job_is_not_taken_for_that_of_the_next_one_of_its_name() -> None:
+    memory, names = Memory(), frozenset({("Service", NAME)})
+    job = World().job
+    memory.learn(job, names, 0.0)
+    other = job.model_copy(update={"metadata": job.metadata.model_copy(update={"uid": "job-2"})})
+    assert memory.knows(job, names, 1.0)
+    assert not memory.knows(other, names, 1.0)
+    assert not memory.knows(job, names | {("Secret", NAME)}, 1.0)
+    memory.forget(NAMESPACE, NAME)
+    assert not memory.knows(job, names, 1.0)
