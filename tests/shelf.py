@@ -18,12 +18,11 @@ Object = dict[str, Any]
 class Shelf:
     """Implements ``fthsdp_operator.informer.Source``. Time is that of the event loop."""
 
-    def __init__(self, *, page: int = 500) -> None:
+    def __init__(self, *, page: int = 500, lag: Callable[[], float] = lambda: 0.0) -> None:
+        """``lag``: seconds by which watches are late at this moment."""
         self.there: dict[str, Object] = {}
         """By name."""
         self.version = 0
-        self.lag = 0.0
-        """Seconds by which each watch is late."""
         self.down = False
         """Nobody answers."""
         self.forbidden = False
@@ -34,6 +33,7 @@ class Shelf:
         self.asked: list[str] = []
         """``list``, and ``watch`` with the version, in order."""
         self._page = page
+        self._lag = lag
         self._log: list[tuple[int, float, str, Object]] = []
         """Version, time, kind and object."""
         self._oldest = 0
@@ -99,18 +99,22 @@ class Shelf:
             raise Gap("410 Gone: too old resource version")
         loop, cuts = asyncio.get_running_loop(), self._cuts
         end, at = loop.time() + seconds, bisect_right(self._log, int(version), key=lambda entry: entry[0])
+        heard = loop.time()
         while True:
-            if self.frozen:
-                await asyncio.sleep(silence)
-                raise Unanswered("nothing comes any more")
+            changed, now = self._changed, loop.time()
             if cuts != self._cuts or self.down:
                 raise Unanswered("the connection was cut")
-            changed, now = self._changed, loop.time()
-            if at < len(self._log) and self._log[at][1] + self.lag <= now:
+            if self.frozen and now - heard >= silence:
+                raise Unanswered("nothing comes any more")
+            if self.frozen:
+                await _either(changed, heard + silence - now)
+                continue
+            if at < len(self._log) and self._log[at][1] + self._lag() <= now:
+                heard = now
                 yield self._log[at][2:]
                 at += 1
                 continue
-            due = self._log[at][1] + self.lag if at < len(self._log) else end
+            due = self._log[at][1] + self._lag() if at < len(self._log) else end
             if now >= end:
                 return
             await _either(changed, min(due, end) - now)

@@ -197,14 +197,12 @@ async def _act(cluster: Cluster, job: Job, todo: Plan, now: float) -> None:
 def _possible(cluster: Cluster, job: Job, todo: Plan) -> list[Action]:
     """Return the actions without pods whose names those of an earlier job still have: we are told of their end."""
     taken = {pod.name for pod in cluster.known_pods(job.namespace, job.name) if pod.job_uid != job.metadata.uid}
-    return [action for action in todo.actions if not (_stage(action) == _PODS and _name(action) in taken)]
+    return [action for action in todo.actions if _new_pod(action) not in taken]
 
 
-def _name(action: Action) -> str:
-    return str(action.manifest["metadata"]["name"]) if isinstance(action, Create) else ""
-
-
-_PODS = (Create, "Pod")
+def _new_pod(action: Action) -> str | None:
+    is_one = isinstance(action, Create) and action.manifest["kind"] == "Pod"
+    return action.manifest["metadata"]["name"] if is_one else None
 
 
 def _stage(action: Action) -> tuple[type[Action], str]:

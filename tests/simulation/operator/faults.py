@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from random import Random
 
 from tests.simulation.operator.nodes import Node, Process
@@ -45,6 +46,7 @@ class Kind(StrEnum):
     KILL_OPERATOR = "kill-operator"
     SECOND_OPERATOR = "second-operator"
     LOSE_EVENTS = "lose-events"
+    LATE_EVENTS = "late-events"
     SLOW_CALLS = "slow-calls"
     BREAK_API = "break-api"
     # the coordinator
@@ -64,7 +66,7 @@ class Kind(StrEnum):
 
 
 OFTEN = (Kind.EXIT, Kind.DELETE_POD, Kind.FORCE_DELETE, Kind.SCALE, Kind.KILL_OPERATOR)
-CROSSFIRE = [Kind.EXIT, Kind.DELETE_GROUP, Kind.SCALE, Kind.SECOND_OPERATOR, Kind.SLOW_CALLS]
+CROSSFIRE = [Kind.EXIT, Kind.DELETE_GROUP, Kind.SCALE, Kind.SECOND_OPERATOR, Kind.SLOW_CALLS, Kind.LATE_EVENTS]
 """What users and operators do to each other while replicas fail."""
 FINAL = (Kind.DELETE_JOB, Kind.DELETE_IN_FOREGROUND, Kind.CREATE_ANEW)
 
@@ -257,8 +259,14 @@ def _stop_one(world: World) -> None:
 
 def _lose_events(world: World, fault: Fault) -> None:
     for operator in world.alive():
-        operator.deaf = True
-        world.after(fault.seconds, operator.hears_again)
+        operator.hears_no_more()
+        world.after(fault.seconds, partial(operator.hears_again, gap=fault.number % 2 == 0))
+
+
+def _late_events(world: World, fault: Fault) -> None:
+    for operator in world.alive()[fault.number % 2 :]:
+        operator.late = 0.5 + fault.number % 7
+        world.after(fault.seconds, setattr, operator, "late", 0.0)
 
 
 def _slow_calls(world: World, fault: Fault) -> None:
@@ -374,6 +382,7 @@ _ACTS: dict[Kind, Callable[[World, Fault], None]] = {
     Kind.KILL_OPERATOR: _kill_operator,
     Kind.SECOND_OPERATOR: _second_operator,
     Kind.LOSE_EVENTS: _lose_events,
+    Kind.LATE_EVENTS: _late_events,
     Kind.SLOW_CALLS: _slow_calls,
     Kind.BREAK_API: _break_api,
     Kind.CRASH_COORDINATOR: _crash_coordinator,

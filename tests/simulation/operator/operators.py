@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tests.simulation.operator.server import name_of
+from tests.shelf import Shelf
+from tests.simulation.operator.server import name_of, uid_of
 
 from fthsdp.coordinator.messages import Exited, Status
 from fthsdp_operator.actions import Event, Plan
 from fthsdp_operator.api import KIND, Job
 from fthsdp_operator.cluster import ClusterError, Conflict, Manifest
 from fthsdp_operator.handlers import Reconciler
+from fthsdp_operator.observe import NodeView, PodView, view
+from fthsdp_operator.sight import EVERYWHERE, Sight
 
 if TYPE_CHECKING:
     from tests.simulation.operator.world import World
@@ -24,6 +27,8 @@ AT_WORK: ContextVar[Operator] = ContextVar("AT_WORK")
 """The operator that runs this coroutine."""
 
 T = TypeVar("T")
+LAG = 0.01
+"""Seconds that an event takes to come."""
 
 
 class Operator:
@@ -40,6 +45,8 @@ class Operator:
         """Its watches are broken, and nobody has noticed."""
         self.slow = 0.0
         """Seconds that a call may take longer than usual."""
+        self.late = 0.0
+        """Seconds by which its watches are late beyond the usual."""
         self.dies_in: int | None = None
         """So many more calls that change something, and it dies before the next one."""
         self.job: Job | None = None
@@ -53,13 +60,18 @@ class Operator:
         """Times of its newest plans."""
         self.world = world
         self._reconciler = Reconciler(self, clock=lambda: world.now + skew)
-        self._task = world.loop.create_task(self._work())
+        self._shelf = Shelf(lag=lambda: LAG + self.late)
+        self._sight = Sight(pods={EVERYWHERE: self._shelf}, clock=world.loop.time, chance=world.random.random)
+        self._sight.listen(self._reconciler.pods_event)
+        self._shelf.restore(*world.server.pods(), version=world.server.version)
+        self._tasks = [world.loop.create_task(it) for it in (self._sight.follow(), self._work())]
         world.server.watchers.append(self._watch)
         self._list()
         world.note(f"{name} starts")
 
     async def _work(self) -> None:
         AT_WORK.set(self)
+        await self._sight.settled()
         await self._reconciler.work()
 
     def die(self) -> None:
@@ -68,48 +80,72 @@ class Operator:
             self.world.note(f"{self.name} dies")
             self.dead = True
             self.world.server.watchers.remove(self._watch)
-            self.world.loop.call_soon(self._task.cancel)
+            for task in self._tasks:
+                self.world.loop.call_soon(task.cancel)
 
     async def gone(self) -> None:
         """Wait until nothing of it is left."""
-        await asyncio.gather(self._task, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     # --- watches ---
 
-    def hears_again(self) -> None:
-        """Its watches begin anew: with what is there, and nothing about what went meanwhile."""
-        self.deaf = False
-        if not self.dead:
-            self._list()
+    def hears_no_more(self) -> None:
+        """Its connections stay open, and nothing comes on them."""
+        self.deaf = self._shelf.frozen = True
 
-    def _list(self) -> None:
-        for thing in list(self.world.server.objects.values()):
-            if thing["kind"] in (KIND, "Pod"):
-                self._later(None, thing)
+    def hears_again(self, *, gap: bool) -> None:
+        """Its watches begin anew: where they stopped, or with a list, if the server knows no more what has happened.
 
-    def _watch(self, event: str, thing: Manifest) -> None:
-        if not self.deaf:
-            self._later(event, thing)
-
-    def _later(self, event: str | None, thing: Manifest) -> None:
-        self.world.after(0.01 + self.slow, self._hear, event, thing)
-
-    def _hear(self, event: str | None, thing: Manifest) -> None:
+        Of jobs it hears what is there, and nothing about what went meanwhile.
+        """
+        self.deaf = self._shelf.frozen = False
         if self.dead:
             return
-        hear = self._reconciler.job_event if thing["kind"] == KIND else self._reconciler.pod_event
-        hear(thing, kind=event)
+        if gap:
+            self._shelf.compact()
+        else:
+            self._shelf.cut()
+        self._list()
+
+    def _list(self) -> None:
+        for thing in list(self.world.server.jobs()):
+            self._later(None, thing)
+
+    def _watch(self, event: str, thing: Manifest) -> None:
+        if thing["kind"] == "Pod":
+            self._shelf.write(event, thing)
+        elif not self.deaf:
+            self._later(event, thing)
+
+    def _later(self, event: str | None, job: Manifest) -> None:
+        self.world.after(LAG + self.late, self._hear, event, job)
+
+    def _hear(self, event: str | None, job: Manifest) -> None:
+        if not self.dead:
+            self._reconciler.job_event(job, kind=event)
 
     # --- the seam ---
 
     async def get_job(self, namespace: str, name: str) -> Manifest | None:
         return await self.get(KIND, namespace, name)
 
-    async def list_pods(self, namespace: str, job: str) -> list[Manifest]:
-        return await self._call(lambda: self.world.server.pods(job))
+    def known_pods(self, namespace: str, job: str) -> Collection[PodView]:
+        return self._sight.pods(namespace, job)
+
+    async def list_pods(self, namespace: str, job: str) -> Collection[PodView]:
+        pods = await self._call(lambda: self.world.server.pods(job))
+        for pod in pods:
+            self._sight.put(pod)
+        return [seen for seen in map(view, pods) if seen is not None]
+
+    def nodes(self, names: Iterable[str]) -> Mapping[str, NodeView]:
+        return {}
 
     async def get(self, kind: str, namespace: str, name: str) -> Manifest | None:
-        return await self._call(lambda: self.world.server.get(kind, name))
+        found = await self._call(lambda: self.world.server.get(kind, name))
+        if found is not None and kind == "Pod":
+            self._sight.put(found)
+        return found
 
     async def create(self, manifest: Mapping[str, Any]) -> Manifest:
         def act() -> Manifest:
@@ -120,17 +156,25 @@ class Operator:
                 self.world.nodes.created(made)
             return made
 
-        return await self._call(act, writes=True)
+        made = await self._call(act, writes=True)
+        if made["kind"] == "Pod":
+            self._sight.put(made)
+        return made
 
     async def delete(self, kind: str, namespace: str, name: str, *, uid: str, grace_seconds: int | None) -> None:
-        def act() -> None:
+        def act() -> Manifest | None:
             there = self.world.server.get(kind, name)
             if there is not None and there["metadata"]["uid"] == uid:
                 self.world.checks.deletes(self, there)
                 self.world.note(f"{self.name} deletes {kind} {name}")
                 self.world.server.delete(kind, name, uid=uid, grace=grace_seconds)
+            return self.world.server.get(kind, name)
 
-        await self._call(act, writes=True)
+        left = await self._call(act, writes=True)
+        if kind == "Pod" and left is not None and uid_of(left) == uid:
+            self._sight.put(left)
+        elif kind == "Pod":
+            self._sight.forget(namespace, uid)
 
     async def patch_status(
         self, namespace: str, name: str, status: Mapping[str, Any], *, resource_version: str

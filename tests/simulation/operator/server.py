@@ -37,7 +37,7 @@ class Server:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._version = 0
+        self.version = 0
         self._made = 0
         self.objects: dict[tuple[str, str], Manifest] = {}
         self.watchers: list[Watcher] = []
@@ -124,7 +124,8 @@ class Server:
         if there is None or uid_of(there) != uid_of(thing):
             return
         del self.objects[key]
-        self._tell("DELETED", there)
+        self.version += 1
+        self._tell("DELETED", {**there, "metadata": {**there["metadata"], "resourceVersion": str(self.version)}})
         if key[0] == KIND:
             self._world.after(self._world.random.uniform(0.2, 8.0), self.collect_garbage)
         if key[0] == "Pod":
@@ -157,8 +158,8 @@ class Server:
             self._world.after(self._world.random.uniform(0.2, 8.0), self.collect_garbage)
 
     def _put(self, key: tuple[str, str], thing: Manifest, event: str) -> Manifest:
-        self._version += 1
-        thing["metadata"] = {**thing["metadata"], "resourceVersion": str(self._version)}
+        self.version += 1
+        thing["metadata"] = {**thing["metadata"], "resourceVersion": str(self.version)}
         self.objects[key] = thing
         self._tell(event, thing)
         return thing

@@ -233,9 +233,9 @@ class World:
         self.mute = self.api_down = False
         self.nodes.heal()
         for operator in self.alive():
-            operator.dies_in, operator.slow = None, 0.0
+            operator.dies_in, operator.slow, operator.late = None, 0.0, 0.0
             if operator.deaf:
-                operator.hears_again()
+                operator.hears_again(gap=True)
         if not self.alive():
             self.start_operator()
         if self.job is not None and self.job["spec"].get("suspend"):
