@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from fthsdp_operator import coordinator_pod, execute, policy, render, replicas, run
+from fthsdp_operator import cache, coordinator_pod, execute, policy, render, replicas, run
 from fthsdp_operator import plan as rules
 from fthsdp_operator.actions import Create, Delete, Plan, Tell, delete, tell
 from fthsdp_operator.api import Job, JobStatus, ReplicaState, ReplicaStatus
@@ -226,6 +226,22 @@ def forgets_the_time_to_live(patch: Patch) -> None:
     patch.setattr(rules, "_after_the_end", lambda *some: replace(original(*some), wake_at=float("inf")))
 
 
+def takes_what_is_late_for_deleted(patch: Patch) -> None:
+    """Pods that another operator saw, and of which nobody has told this one yet, count as gone."""
+    patch.setattr(execute, "_in_doubt", lambda *_: False)
+
+
+def hears_nothing_of_what_went_in_a_gap(patch: Patch) -> None:
+    """As with kopf's watches: after a gap it is told what is there, and nothing about what went meanwhile."""
+
+    def replace_nothing(self: cache.Mirror[Any], found: Iterable[cache.Seen[Any]], version: str) -> None:
+        for seen in found:
+            self._take(seen)
+        self._told = int(version)
+
+    patch.setattr(cache.Mirror, "replace", replace_nothing)
+
+
 BUGS: Sequence[Bug] = (
     acts_before_the_status_is_written,
     goes_on_after_a_conflict,
@@ -248,4 +264,6 @@ BUGS: Sequence[Bug] = (
     stops_nothing_at_the_end,
     ends_with_the_first,
     forgets_the_time_to_live,
+    takes_what_is_late_for_deleted,
+    hears_nothing_of_what_went_in_a_gap,
 )
