@@ -3,7 +3,8 @@
 A watch that went dead says nothing, and neither does one on which nothing happens. They are told apart by their end:
 each watch asks the server to end it after a minute, and the server's end of a stream is a sign of life as every byte
 on it is. (Bookmarks are none to rely on: of a kind of which nothing has changed since an API server started, it sends
-none.) kopf itself replaces a stream that was silent for longer. Only when that did not help either is the process to be
+none.) kopf, which watches jobs, replaces a stream that was silent for longer, and so does ``informer``, which follows
+pods and nodes and says itself when it heard something last. Only when that did not help either is the process to be
 started anew, and only if the API server answers other questions: while it is away, a new process would be as deaf.
 """
 
@@ -20,13 +21,13 @@ class Limits:
     """When the probe fails."""
 
     watch: float = 300.0
-    """Seconds without a sign of life after which a watch is dead: kopf's own remedy, a new stream, was tried twice."""
+    """Seconds without a sign of life after which a watch is dead: the remedy, a new stream, was tried twice."""
     work: float = 900.0
     """Seconds in which no reconcile ended although there was something to do. The longest one creates 12,500 pods."""
 
 
 class Watches:
-    """When each watch gave its last sign of life."""
+    """When each watch of kopf gave its last sign of life."""
 
     def __init__(self, expected: Iterable[str], *, clock: Callable[[], float]) -> None:
         """``expected``: paths of the collections that are to be watched from now on; ``clock``: in seconds."""

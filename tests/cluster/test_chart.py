@@ -85,6 +85,7 @@ def test_the_operator_may_do_nothing_beyond_this(template: Render) -> None:
         *(("", kind, verb) for kind in ("secrets", "services", "serviceaccounts") for verb in ("get", "create")),
         *(("", "configmaps", verb) for verb in ("get", "create", "update")),
         *(("", "events", verb) for verb in ("get", "create", "patch")),
+        *(("", "nodes", verb) for verb in ("list", "watch")),
         *(
             ("rbac.authorization.k8s.io", kind, verb)
             for kind in ("roles", "rolebindings")

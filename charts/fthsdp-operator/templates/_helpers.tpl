@@ -56,3 +56,10 @@ app.kubernetes.io/part-of: fthsdp
   resources: [events]
   verbs: [get, create, patch]
 {{- end }}
+
+{{/* What is of no namespace: only where it runs jobs of all of them. Elsewhere it does without. */}}
+{{- define "fthsdp.clusterRules" -}}
+- apiGroups: [""]
+  resources: [nodes]
+  verbs: [list, watch]
+{{- end }}

@@ -49,6 +49,8 @@ class ApiServer:
     kubeconfig: Path
     audit: Path
     """What service accounts asked of it, a JSON object a line."""
+    etcd: str = ""
+    """Address of its etcd."""
 
     def kubectl(self, *arguments: str, stdin: str | None = None, fails: bool = False) -> str:
         """Run kubectl; returns what it printed, standard error as well when it is to fail."""
@@ -64,19 +66,22 @@ class ApiServer:
 
 
 @contextmanager
-def running(folder: Path) -> Iterator[ApiServer]:
-    """Start one that keeps its files in ``folder``, with our CRD; gone when this returns."""
+def running(folder: Path, *options: str) -> Iterator[ApiServer]:
+    """Start one that keeps its files in ``folder``, with our CRD; gone when this returns.
+
+    ``options`` are those of kube-apiserver.
+    """
     etcd, peer, port = (free_port() for _ in range(3))
     kubeconfig = folder / "kubeconfig"
     kubeconfig.write_text(_kubeconfig(port))
     (folder / "tokens").write_text("test-token,admin,1,system:masters\n")
     key = folder / "accounts.key"
     subprocess.run(["openssl", "genrsa", "-out", key, "2048"], check=True, capture_output=True)
-    server = ApiServer(kubeconfig=kubeconfig, audit=folder / "audit.jsonl")
+    server = ApiServer(kubeconfig=kubeconfig, audit=folder / "audit.jsonl", etcd=f"http://127.0.0.1:{etcd}")
     (folder / "audit.json").write_text(json.dumps(AUDIT))
     with ExitStack() as stack:
         stack.enter_context(_daemon(folder, _etcd(folder, etcd, peer)))
-        stack.enter_context(_daemon(folder, _api_server(folder, etcd, port)))
+        stack.enter_context(_daemon(folder, [*_api_server(folder, etcd, port), *options]))
         until(lambda: _ready(server), "the API server is ready", timeout=READY_TIMEOUT, log=_log(folder, PROGRAMS[1]))
         server.kubectl("apply", "-f", str(CRD))
         server.kubectl("wait", "--for=condition=established", "crd/fthsdpjobs.fthsdp.dev", "--timeout=60s")

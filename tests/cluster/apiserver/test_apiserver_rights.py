@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,10 @@ from tests.cluster.apiserver.server import ApiServer
 from tests.cluster.apiserver.test_apiserver_crd import GOOD
 from tests.cluster.apiserver.test_apiserver_operator import Story
 from tests.cluster.kube.helm import render
+
+from fthsdp_operator.apiserver import KubernetesCluster
+from fthsdp_operator.observe import NodeView
+from fthsdp_operator.requests import Access
 
 pytestmark = pytest.mark.cluster
 
@@ -24,6 +29,9 @@ CHECKED_OTHERWISE: frozenset[Right] = frozenset(
     {("", "configmaps", "update"), ("fthsdp.dev", "fthsdpjobs/finalizers", "update")}
 )
 """Rights that the API server looks for while it answers another request: to give a right, and to block a deletion."""
+
+NODES: Right = ("", "nodes", "list")
+"""Asked for, and done without where there is no right to it: nodes are of no namespace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,8 +111,42 @@ def test_a_whole_life_of_a_job_uses_each_right_and_needs_no_other(story: Story, 
             story.kubelet_ends(name, 0, phase="Succeeded")
         story.until(lambda: "llama" not in story.server.items("fthsdp", story.namespace), "the job is deleted")
     seen = list(requests(story))
-    assert [right for right, status in seen if status == 403] == []
-    assert {right for right, _ in seen} == granted(role) - CHECKED_OTHERWISE
+    assert {right for right, status in seen if status == 403} == {NODES}
+    assert {right for right, _ in seen} == granted(role) - CHECKED_OTHERWISE | {NODES}
+
+
+def test_an_operator_of_all_namespaces_sees_nodes_and_one_of_a_few_gets_that_right_from_elsewhere(
+    helm: Path, story: Story, role: Object, tmp_path: Path
+) -> None:
+    objects = [it for it in render(helm, namespace=story.namespace) if it["metadata"]["name"] == ACCOUNT]
+    everywhere = next(it for it in objects if it["kind"] == "ClusterRole")
+    assert granted(everywhere) - granted(role) == {NODES, ("", "nodes", "watch")}
+    name = story.namespace
+    story.kubectl("create", "clusterrole", name, "--verb=list,watch", "--resource=nodes")
+    account = f"--serviceaccount={story.namespace}:{ACCOUNT}"
+    story.kubectl("create", "clusterrolebinding", name, f"--clusterrole={name}", account)
+    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}, "spec": {"unschedulable": True}}
+    story.kubectl("create", "-f", "-", stdin=json.dumps(node))
+
+    async def nodes() -> Mapping[str, NodeView]:
+        access = Access(kubeconfig=str(story.server.kubeconfig))
+        cluster = await KubernetesCluster.connect(access, coordinator_image="x")
+        sight = cluster.sight([story.namespace])
+        following = asyncio.create_task(sight.follow())
+        try:
+            await asyncio.wait_for(sight.settled(), 30)
+            return sight.nodes([name, "another"])
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+            await cluster.close()
+
+    try:
+        seen = asyncio.run(nodes())
+    finally:
+        story.kubectl("delete", f"node/{name}", f"clusterrole/{name}", f"clusterrolebinding/{name}")
+    assert list(seen) == [name]
+    assert seen[name].unschedulable
 
 
 @pytest.mark.parametrize("right", sorted(CHECKED_OTHERWISE), ids=[right[1] for right in sorted(CHECKED_OTHERWISE)])

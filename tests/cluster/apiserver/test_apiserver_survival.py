@@ -73,6 +73,16 @@ class Server:
         async with sent as answer:
             return web.Response(status=answer.status, body=await answer.read(), content_type=answer.content_type)
 
+    async def stream(self, request: web.Request) -> web.StreamResponse:
+        """Pass on what comes on a watch as it comes."""
+        passed = web.StreamResponse()
+        async with self._session.get(f"{self._address}{request.raw_path}") as answer:
+            passed.set_status(answer.status)
+            await passed.prepare(request)
+            async for chunk in answer.content.iter_any():
+                await passed.write(chunk)
+        return passed
+
     async def call(self, method: str, path: str, body: Object | None = None, *, patch: bool = False) -> Object:
         headers = {"Content-Type": "application/merge-patch+json" if patch else "application/json"}
         data = None if body is None else json.dumps(body)
@@ -97,9 +107,11 @@ class Proxy:
         self._fault, self._at = fault, self.writes + at
         self.struck = False
 
-    async def answer(self, request: web.Request) -> web.Response:
+    async def answer(self, request: web.Request) -> web.StreamResponse:
         if self.dead:
             return self._hang_up(request)
+        if "watch" in request.query:
+            return await self._server.stream(request)
         if request.method == "GET":
             return await self._server.forward(request)
         self.writes += 1
@@ -198,7 +210,11 @@ class Story:
     async def _operate(self) -> bool:
         """Reconcile until that changes nothing, or until the operator is killed: False."""
         cluster = await KubernetesCluster.connect(self._access, coordinator_image="x")
+        sight = cluster.sight([self._namespace])
+        cluster.see(sight)
+        following = asyncio.create_task(sight.follow())
         try:
+            await sight.settled()
             for _ in range(20):
                 before, wait = self.proxy.writes, 0.0
                 with suppress(ClusterError):
@@ -208,6 +224,8 @@ class Story:
                 if wait > 0 and self.proxy.writes == before:
                     return True
         finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
             await cluster.close()
         raise AssertionError("it never settles")
 

@@ -24,6 +24,7 @@ from tests.serving import kubeconfig_for, serving
 from fthsdp.errors import ConfigError
 from fthsdp_operator import handlers
 from fthsdp_operator.api import API_VERSION, GROUP, KIND, PLURAL, VERSION
+from fthsdp_operator.cache import Mirror
 from fthsdp_operator.liveness import Limits
 from fthsdp_operator.requests import Access
 
@@ -63,11 +64,16 @@ class Server:
         """A watch is ended a moment after it was opened, and nothing is sent on it."""
         self.deaf = False
         """No question is answered, though every connection is accepted."""
+        self.forbidden: set[str] = set()
+        """Paths of collections to which the operator has no right."""
         self.watched: set[str] = set()
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         if self.deaf or request.path.endswith(f"/{PLURAL}/llama"):
             await asyncio.Event().wait()
+        if request.path in self.forbidden:
+            self.watched.add(request.path)
+            return web.json_response({"kind": "Status", "reason": "Forbidden", "code": 403}, status=403)
         if request.query.get("watch"):
             return await self._watch(request)
         if request.path in RESOURCES:
@@ -87,7 +93,7 @@ class Server:
         response = web.StreamResponse()
         await response.prepare(request)
         if self.ends:
-            await asyncio.sleep(LIMIT / 4)
+            await asyncio.sleep(LIMIT / 2)
             return response
         bookmark = {"type": "BOOKMARK", "object": {"kind": "x", "metadata": {"resourceVersion": "1"}}}
         while True:
@@ -148,7 +154,7 @@ async def operating(server: Server, folder: Path) -> AsyncIterator[Operator]:
         async def up() -> bool:
             if running.done():
                 await running
-            return len(server.watched) == 2
+            return len(server.watched) == 3
 
         try:
             await until(up)
@@ -159,7 +165,7 @@ async def operating(server: Server, folder: Path) -> AsyncIterator[Operator]:
             await asyncio.gather(running, return_exceptions=True)
 
 
-@pytest.mark.parametrize("path", [JOBS, "/api/v1/pods"])
+@pytest.mark.parametrize("path", [JOBS, "/api/v1/pods", "/api/v1/nodes"])
 def test_the_probe_fails_when_a_watch_goes_silent_while_the_server_answers(tmp_path: Path, path: str) -> None:
     async def story() -> None:
         server = Server()
@@ -224,10 +230,39 @@ def test_requests_of_both_clients_are_counted_as_kubernetes_calls_them(tmp_path:
         async with operating(Server(), tmp_path) as operator:
             counted = await operator.samples()
             assert counted["fthsdp_leader"] == 1
-            assert counted['fthsdp_api_requests_total{code="200",verb="list"}'] == 2
-            assert counted['fthsdp_api_requests_total{code="200",verb="watch"}'] == 2
+            assert counted['fthsdp_api_requests_total{code="200",verb="list"}'] == 3
+            assert counted['fthsdp_api_requests_total{code="200",verb="watch"}'] == 3
             assert counted['fthsdp_api_requests_total{code="200",verb="get"}'] >= 1
 
+    asyncio.run(story())
+
+
+def test_an_operator_that_may_not_see_nodes_works_without_them(tmp_path: Path) -> None:
+    async def story() -> None:
+        server = Server()
+        server.forbidden.add("/api/v1/nodes")
+        async with operating(server, tmp_path) as operator:
+            await asyncio.sleep(LIMIT / 2)
+            assert await operator.healthy()
+            assert (await operator.samples())['fthsdp_api_requests_total{code="403",verb="list"}'] == 1
+
+    asyncio.run(story())
+
+
+def test_an_operator_whose_watch_dies_of_a_mistake_of_ours_ends_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def mistaken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    async def story() -> None:
+        async with serving(Server().answer) as address:
+            access = Access(kubeconfig=kubeconfig_for(address, tmp_path))
+            with pytest.raises(RuntimeError, match="pods and nodes are not followed any more") as raised:
+                await handlers.run(access=access, namespaces=[], coordinator_image="x")
+            assert isinstance(raised.value.__cause__, ExceptionGroup)
+
+    monkeypatch.setattr(Mirror, "replace", mistaken)
     asyncio.run(story())
 
 
