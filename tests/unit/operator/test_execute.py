@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from tests.unit.operator.world import NAME, NAMESPACE, World
+from tests.unit.operator.world import NAME, NAMESPACE, World, manifest
 
 from fthsdp_operator.api import JOB_UID_LABEL, KIND
 from fthsdp_operator.cluster import ClusterError, Conflict, Manifest
@@ -89,10 +89,10 @@ def test_it_goes_on_when_calls_succeed_again() -> None:
 class Late(Quota):
     """What is known of the pods is what was there when it was told last."""
 
-    quota = 100
+    quota = 1000
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, job: Manifest | None = None) -> None:
+        super().__init__(job)
         self.heard: list[PodView] | None = None
         self.asked: list[str] = []
 
@@ -227,7 +227,7 @@ def test_what_pods_lean_on_is_looked_for_again_after_some_minutes_and_when_a_cal
         world.kubelets_start_everything()
         with pytest.raises(ClusterError, match="quota"):
             await questions()
-        world.quota = 100
+        world.quota = 1000
         assert "Service" in await questions()
         assert ("Service", NAME) in world.objects
 
@@ -244,3 +244,21 @@ def test_what_is_known_of_a_job_is_not_taken_for_that_of_the_next_one_of_its_nam
     assert not memory.knows(job, names | {("Secret", NAME)}, 1.0)
     memory.forget(NAMESPACE, NAME)
     assert not memory.knows(job, names, 1.0)
+
+
+def test_a_replica_of_many_pods_is_replaced_with_two_calls_for_each_and_a_few_for_all() -> None:
+    async def story() -> None:
+        world, memory = Late(manifest(podsPerReplica=100)), Memory()
+        await world.train()
+        await reconcile(world, NAMESPACE, NAME, world.now, memory=memory)
+        world.exits("r2-a0-7", 1)
+        world.writes.clear()
+        world.asked.clear()
+        world.events.clear()
+        for _ in range(5):
+            await reconcile(world, NAMESPACE, NAME, world.now, memory=memory)
+        calls = [*world.asked, *world.writes, *world.events]
+        assert len([write for write in world.writes if write.startswith("create Pod")]) == 100
+        assert len(calls) <= 2.2 * 100
+
+    asyncio.run(story())
