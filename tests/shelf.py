@@ -92,7 +92,7 @@ class Shelf:
             if version < self._oldest:
                 raise Gap("410 Expired: the continue token is too old")
 
-    async def watch(self, version: str, *, seconds: float, silence: float) -> AsyncGenerator[tuple[str, Object]]:
+    async def watch(self, version: str, *, seconds: int, silence: float) -> AsyncGenerator[tuple[str, Object]]:
         self.asked.append(f"watch {version}")
         await self._answer()
         if int(version) < self._oldest:

@@ -45,7 +45,7 @@ class Collection:
             if not more:
                 return
 
-    async def watch(self, version: str, *, seconds: float, silence: float) -> AsyncGenerator[tuple[str, Manifest]]:
+    async def watch(self, version: str, *, seconds: int, silence: float) -> AsyncGenerator[tuple[str, Manifest]]:
         """Yield kind and object of each event since, bookmarks included; ends after ``seconds``.
 
         Raises Gap, and ClusterError when the connection breaks or says nothing for ``silence`` seconds.
@@ -55,7 +55,7 @@ class Collection:
             "watch": "true",
             "allowWatchBookmarks": "true",
             "resourceVersion": version,
-            "timeoutSeconds": f"{seconds:.0f}",
+            "timeoutSeconds": str(seconds),
         }
         try:
             async with aclosing(self._requests.lines(self._path, query=query, silence=silence)) as lines:

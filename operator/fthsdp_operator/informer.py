@@ -27,8 +27,8 @@ __all__ = ["RELIST", "SILENCE", "WATCH_TIME", "Gap", "Informer", "Source"]
 
 log = logging.getLogger(__name__)
 
-WATCH_TIME = 60.0
-"""Seconds after which the server ends a watch, by our request."""
+WATCH_TIME = 60
+"""Seconds after which the server ends a watch, by our request. Whole ones: it refuses others."""
 SILENCE = 90.0
 """Seconds without a word after which a watch is given up: the server should have ended it."""
 RELIST = 1800.0
@@ -56,7 +56,7 @@ class Source(Protocol):
         """Yield all objects as they are at one moment, in pages, each with the version that stands for that moment."""
         ...
 
-    def watch(self, version: str, *, seconds: float, silence: float) -> AsyncGenerator[tuple[str, Manifest]]:
+    def watch(self, version: str, *, seconds: int, silence: float) -> AsyncGenerator[tuple[str, Manifest]]:
         """Yield kind and object of each event since, bookmarks included; ends after ``seconds``.
 
         Raises Gap, and ClusterError when the connection breaks or says nothing for ``silence`` seconds.

@@ -264,7 +264,7 @@ def test_a_deletion_that_etcd_has_forgotten_is_closed_by_a_list(
     """An API server without a cache of its own: it sends no bookmarks, and 410 as soon as etcd was compacted."""
     if reason := why_not_here():
         pytest.skip(reason)
-    monkeypatch.setattr(informer, "WATCH_TIME", 5.0)
+    monkeypatch.setattr(informer, "WATCH_TIME", 5)
 
     async def compact(server: ApiServer, version: str) -> None:
         async with aiohttp.ClientSession() as session:

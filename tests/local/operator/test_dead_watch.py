@@ -75,6 +75,7 @@ class Server:
             self.watched.add(request.path)
             return web.json_response({"kind": "Status", "reason": "Forbidden", "code": 403}, status=403)
         if request.query.get("watch"):
+            assert request.query["timeoutSeconds"].isdecimal()  # an API server refuses all else
             return await self._watch(request)
         if request.path in RESOURCES:
             resources = [it | {"verbs": VERBS} for it in RESOURCES[request.path]]

@@ -202,7 +202,7 @@ def test_a_namespace_that_nobody_follows_has_no_pods_to_speak_of() -> None:
 @pytest.mark.parametrize("fault", ["down", "gone", "ends"])
 def test_a_server_that_fails_is_asked_ever_less_often(fault: str) -> None:
     class Failing(Shelf):
-        async def watch(self, version: str, *, seconds: float, silence: float) -> Any:
+        async def watch(self, version: str, *, seconds: int, silence: float) -> Any:
             self.asked.append("watch")
             if fault == "gone":
                 raise informer.Gap("410 Gone")
