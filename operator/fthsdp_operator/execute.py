@@ -15,7 +15,7 @@ import asyncio
 import logging
 import math
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import groupby
 from typing import Any, Protocol
 
@@ -33,8 +33,6 @@ log = logging.getLogger(__name__)
 
 IN_FLIGHT = 50
 """Calls of one kind at a time: beyond that, an API server only queues them."""
-
-
 SUPPORT_KNOWN = 300.0
 """Seconds for which what pods lean on is taken to be there once all of it was: six questions for every look are many.
 When a call for the job fails, it is looked at anew."""
@@ -87,8 +85,9 @@ async def reconcile(
 ) -> float:
     """Bring a job one step closer to what it should be.
 
-    ``last_words`` are pods that are gone, as they were seen last. Returns the seconds after which to look again even if
-    nothing happens (infinity: only when something does). Raises ClusterError when a call failed: try again, later.
+    ``last_words`` are pods that are gone, as they were seen last; they may grow more until the pods are looked at.
+    Returns the seconds after which to look again even if nothing happens (infinity: only when something does). Raises
+    ClusterError when a call failed: try again, later.
     """
     memory = memory or Memory()
     job, manifest = await _read(cluster, namespace, name, now)
@@ -97,7 +96,7 @@ async def reconcile(
         if witness is not None:
             witness.forget(namespace, name)
         return math.inf
-    observed = await _look(cluster, job, tuple(last_words), memory, now)
+    observed = await _look(cluster, job, last_words, memory, now)
     todo = plan(job, observed, now)
     try:
         await _write_status(cluster, manifest, todo)
@@ -125,9 +124,9 @@ async def _read(cluster: Cluster, namespace: str, name: str, now: float) -> tupl
         return None, manifest
 
 
-async def _look(cluster: Cluster, job: Job, last_words: Sequence[PodView], memory: Memory, now: float) -> Observed:
+async def _look(cluster: Cluster, job: Job, last_words: Iterable[PodView], memory: Memory, now: float) -> Observed:
     status, support = await asyncio.gather(cluster.coordinator_status(job), _support(cluster, job, memory, now))
-    pods = cluster.known_pods(job.namespace, job.name)
+    pods, last_words = cluster.known_pods(job.namespace, job.name), tuple(last_words)  # as of the same moment
     if _in_doubt(job, pods, last_words):
         pods = await cluster.list_pods(job.namespace, job.name)
     return observe(

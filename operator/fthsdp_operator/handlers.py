@@ -108,20 +108,22 @@ class Reconciler:
                 self.queue.add(key, delay=max(wait, LEAST_WAIT))
 
     async def _reconcile(self, key: JobKey) -> float:
-        heard = self._last_words.pop(key, {})
-        wait = 0.0
-        try:
-            wait = await reconcile(
-                self._cluster,
-                *key,
-                self._clock(),
-                last_words=heard.values(),
-                witness=self._metrics,
-                memory=self._memory,
-            )
-        finally:
-            if wait == 0.0:  # it was not finished, and needs them again
-                self._last_words[key] = heard | self._last_words.get(key, {})
+        words = self._last_words.setdefault(key, {})
+        heard = dict(words)
+        wait = await reconcile(
+            self._cluster,
+            *key,
+            self._clock(),
+            last_words=words.values(),
+            witness=self._metrics,
+            memory=self._memory,
+        )
+        if wait > 0.0:  # else it was not finished, and needs them again
+            for uid, pod in heard.items():
+                if words[uid] is pod:
+                    del words[uid]
+        if not words:
+            del self._last_words[key]
         return wait
 
 

@@ -9,10 +9,11 @@ from typing import Any
 
 from tests.unit.operator.world import NAME, NAMESPACE, World
 
-from fthsdp_operator.api import KIND
+from fthsdp.coordinator.messages import Status
+from fthsdp_operator.api import KIND, Job
 from fthsdp_operator.cluster import ClusterError, Conflict, Manifest
 from fthsdp_operator.handlers import Reconciler
-from fthsdp_operator.observe import view
+from fthsdp_operator.observe import PodView, view
 
 DEADLINE = 10.0
 
@@ -120,4 +121,32 @@ def test_last_words_survive_a_look_that_failed() -> None:
         async with working(world) as reconciler:
             await loses_a_pod(world, reconciler)
 
+    asyncio.run(story())
+
+
+def test_a_pod_whose_end_is_told_while_its_job_is_looked_at_is_not_one_without_a_word() -> None:
+    class Busy(Watched):
+        async def coordinator_status(self, job: Job) -> Status | None:
+            if "r2-a0-1" in self.pods:
+                self.exits("r2-a0-1", 143)
+                reconciler.pods_event((NAMESPACE, NAME), view(self.objects.pop(("Pod", f"{NAME}-r2-a0-1"))))
+            return await super().coordinator_status(job)
+
+        async def list_pods(self, namespace: str, job: str) -> list[PodView]:
+            asked.append(job)
+            return await super().list_pods(namespace, job)
+
+    async def story() -> None:
+        nonlocal reconciler
+        trained, world = Watched(), Busy()
+        await trained.train()
+        world.objects, world.coordinator = trained.objects, trained.coordinator
+        async with working(world) as reconciler:
+            reconciler.pods_event((NAMESPACE, NAME), None)
+            await world.until(lambda: "r2-a1-0" in world.pods)
+            assert world.job.status.last_failure == f"r2 {NAME}-r2-a0-1 PodDeleted exit 143"
+        assert asked == []
+
+    reconciler: Reconciler
+    asked: list[str] = []
     asyncio.run(story())
