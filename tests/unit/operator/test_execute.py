@@ -262,3 +262,18 @@ def test_a_replica_of_many_pods_is_replaced_with_two_calls_for_each_and_a_few_fo
         assert len(calls) <= 2.2 * 100
 
     asyncio.run(story())
+
+
+def test_nothing_is_done_for_a_job_whose_pods_are_not_known_yet() -> None:
+    class Blind(World):
+        def known_pods(self, namespace: str, job: str) -> list[PodView]:
+            raise ClusterError("not known yet")
+
+    async def story() -> None:
+        world = Blind()
+        with pytest.raises(ClusterError, match="not known yet"):
+            await world.look()
+        assert world.writes == []
+        assert world.events == []
+
+    asyncio.run(story())
