@@ -49,7 +49,10 @@ class Sight:
 
     def pods(self, namespace: str, job: str) -> Collection[PodView]:
         """Return all pods labelled with the job's name; raises ClusterError while they are not known."""
-        if not self._of(namespace).known:
+        followed = self._of(namespace)
+        if followed is None:
+            raise ClusterError(f"the pods of namespace {namespace} are not followed")
+        if not followed.known:
             raise ClusterError(f"the pods of namespace {namespace} are not known yet")
         return self._pods.of((namespace, job))
 
@@ -60,11 +63,15 @@ class Sight:
 
     def put(self, pod: Manifest) -> None:
         """Take in a pod that the API server answered to a call of our own."""
-        self._of(pod["metadata"]["namespace"]).mirror.put(pod)
+        followed = self._of(pod["metadata"]["namespace"])
+        if followed is not None:
+            followed.mirror.put(pod)
 
     def forget(self, namespace: str, uid: str) -> None:
         """Take in that a pod is gone, by what the API server answered to us."""
-        self._of(namespace).mirror.forget(uid)
+        followed = self._of(namespace)
+        if followed is not None:
+            followed.mirror.forget(uid)
 
     def age(self) -> float:
         """Return for how many seconds the collection that is silent longest has been so."""
@@ -92,11 +99,8 @@ class Sight:
         if self._nodes_followed is not None:
             yield self._nodes_followed
 
-    def _of(self, namespace: str) -> Informer[PodView]:
-        followed = self._followed.get(namespace) or self._followed.get(EVERYWHERE)
-        if followed is None:
-            raise ClusterError(f"the pods of namespace {namespace} are not followed")
-        return followed
+    def _of(self, namespace: str) -> Informer[PodView] | None:
+        return self._followed.get(namespace) or self._followed.get(EVERYWHERE)
 
     def _pod_changed(self, before: PodView | None, now: PodView, gone: bool) -> None:
         self._pods.changed(before, now, gone)
