@@ -200,8 +200,10 @@ def _possible(cluster: Cluster, job: Job, todo: Plan) -> list[Action]:
 
 
 def _new_pod(action: Action) -> str | None:
-    is_one = isinstance(action, Create) and action.manifest["kind"] == "Pod"
-    return action.manifest["metadata"]["name"] if is_one else None
+    if not isinstance(action, Create) or action.manifest["kind"] != "Pod":
+        return None
+    name: str = action.manifest["metadata"]["name"]
+    return name
 
 
 def _stage(action: Action) -> tuple[type[Action], str]:
