@@ -76,7 +76,7 @@ class World:
         )
         self._store: list[Ledger] = []
         self._weights = [*weights, *[1] * (replicas + spares - len(weights))]
-        self._returned: tuple[Range, ...] = ()
+        self._returned: tuple[Range, ...] | None = None
         self.coordinator = Coordinator(self, self._settings, self._store)
         self.replicas: dict[int, Replica] = {}
         for number in range(replicas + spares):
@@ -127,7 +127,7 @@ class World:
 
     def returned(self) -> tuple[Range, ...]:
         """Return the samples that wait to be dealt again at the end of the run."""
-        return self._returned
+        return self._returned or ()
 
     # --- what the operator does --------------------------------------------------------------------------------------
 
@@ -138,10 +138,11 @@ class World:
     def exited(self, replica: Replica) -> None:
         """An attempt has ended."""
         self.checks.note(f"replica {replica.number} attempt {replica.attempt} exits with {replica.exit_code}")
-        if replica.exit_code == 0 and not replica.leader.state.leaving:
-            loop = replica.ranks[0].loop
-            if loop.full and loop.step >= self.steps:
-                self._returned = loop.sampler.returned
+        ended = replica.exit_code == 0 and not replica.leader.state.leaving
+        loop = replica.ranks[0].loop
+        if loop.full and loop.step >= self.steps and (ended or self._returned is None):
+            self._returned = loop.sampler.returned  # also of one that froze after the last step: nobody else may know
+        if ended:
             if not self.finished:
                 self.finished = True
                 self.clock.after(STRAGGLERS, self._end_stragglers)

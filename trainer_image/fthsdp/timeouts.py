@@ -67,8 +67,14 @@ TIMEOUTS: dict[str, Timeout] = {
     "silence_timeout": Timeout(
         name="silence-timeout",
         default=5.0,
-        meaning="a leader that says nothing is taken out; a restarted coordinator waits for those it knows",
+        meaning="a leader that says nothing is taken out",
         where="`coordinator.silenceTimeoutSeconds`, `--silence-timeout` of the coordinator",
+    ),
+    "return_timeout": Timeout(
+        name="return-timeout",
+        default=30.0,
+        meaning="a restarted coordinator waits for the members it knows, and never less than for one that says nothing",
+        where="`--return-timeout` of the coordinator",
     ),
     "reconnect_grace": Timeout(
         name="reconnect-grace",
@@ -120,6 +126,11 @@ TIMEOUTS: dict[str, Timeout] = {
         where="`FTHSDP_CONNECT_TIMEOUT` or `FtarSettings.connect_timeout`",
     ),
     # the trainer
+    "dial_timeout": Timeout(
+        name="a leader's dial",
+        default=5.0,
+        meaning="one attempt of a leader to reach the coordinator; then it asks for the address again",
+    ),
     "heartbeat_interval": Timeout(
         name="a leader's heartbeat",
         default=1.0,
@@ -202,6 +213,12 @@ RULES: tuple[Rule, ...] = (
         name="silence_timeout",
         others=("reconnect_grace",),
         reason="who is known to be cut off is not waited for longer than who is only silent",
+    ),
+    Rule(
+        name="return_timeout",
+        others=("dial_timeout",),
+        strictly=True,
+        reason="a leader that dials the address of a coordinator that is gone needs a second attempt",
     ),
     Rule(
         name="answer_timeout",

@@ -84,7 +84,7 @@ def test_a_coordinator_killed_with_a_replica_finds_out_who_is_missing(coordinato
     leaders = all_in(process, leader)
     process.kill()
     leaders[1].client.close(timeout=0)
-    coordinator("--silence-timeout", "2", port=process.port).wait_for_log(
+    coordinator("--return-timeout", "6", port=process.port).wait_for_log(
         r"replica 1 attempt 0 is out \(ConnectionLost\)"
     )
     assert leaders[0].wait_for_epoch(2).active == (0, 2)

@@ -22,7 +22,7 @@ __all__ = ["Coordinator", "Group", "Ledger", "Training"]
 
 SILENCE = 5.0
 """Seconds after which a leader that says nothing is taken out; and before a closed connection becomes a verdict."""
-RECONNECT = 10.0
+RECONNECT = 30.0
 """Seconds that a coordinator which has restarted waits for those it knows."""
 HANGS = 20.0
 """Seconds after which a rank that does not take part is found out."""

@@ -1084,11 +1084,23 @@ def test_a_restarted_coordinator_disturbs_nobody_who_comes_back() -> None:
     assert job.core.epoch == 1
 
 
+def test_members_who_looked_for_a_replaced_coordinator_at_its_old_address_are_not_taken_out() -> None:
+    job = Job().started(step=5).restarted()
+    job.pass_time(20)
+    for replica in range(3):
+        job.hello(replica)
+    job.pass_time(20, 0, 1, 2)
+    assert not job.of(Removed)
+    assert job.core.epoch == 1
+
+
 def test_a_restarted_coordinator_fences_when_somebody_does_not_come_back() -> None:
     job = Job().started(step=5).restarted()
     job.hello(0)
     job.hello(1)
-    job.pass_time(5, 0, 1)
+    job.pass_time(29, 0, 1)
+    assert not job.of(Removed)
+    job.pass_time(1, 0, 1)
     assert [(r.replica, r.cause) for r in job.of(Removed)] == [(2, Cause.CONNECTION_LOST)]
     job.all_say(0, 1, fence=1)
     assert installed(job, 0).number == 2
@@ -1139,7 +1151,7 @@ def test_who_does_not_come_back_to_a_new_coordinator_does_not_keep_the_others_wa
     job.all_say(0, 1, fence=1)
     job = job.restarted()
     job.hello(0)
-    job.pass_time(10, 0)
+    job.pass_time(30, 0)
     job.say(0, fence=2)
     assert installed(job, 0).active == (0,)
 
@@ -1234,7 +1246,7 @@ def test_a_number_of_a_withdrawn_proposal_is_not_used_again_after_a_restart() ->
     job = job.restarted()
     job.hello(0)
     job.hello(1)
-    job.pass_time(5, 0, 1)
+    job.pass_time(30, 0, 1)
     job.all_say(0, 1, fence=3)
     assert installed(job, 0).number == 4
 

@@ -17,6 +17,7 @@ from fthsdp.errors import ConfigError
         ({"spares": -1}, "spares is -1: it cannot be negative"),
         ({"silence_timeout": 1}, "silence-timeout is 1 s: it must be at least 2 x a leader's heartbeat"),
         ({"reconnect_grace": 6}, r"silence-timeout is 5 s: it must be at least reconnect-grace \(6 s\)"),
+        ({"return_timeout": 5}, r"return-timeout is 5 s: it must be longer than a leader's dial \(5 s\)"),
         ({"answer_timeout": 0.5}, r"answer-timeout is 0.5 s: it must be at least a leader's heartbeat \(1 s\)"),
         (
             {"stall_timeout": 15},

@@ -9,7 +9,7 @@ import pytest
 
 from fthsdp import group, vote
 from fthsdp.catchup import shelf
-from fthsdp.coordinator import server
+from fthsdp.coordinator import client, server
 from fthsdp.coordinator.client import LeaderClient
 from fthsdp.coordinator.events import MembershipSettings
 from fthsdp.errors import ConfigError
@@ -28,6 +28,7 @@ def in_the_code() -> dict[str, float]:
         "keepalive_interval": ring.keepalive_interval,
         "ring_silence_timeout": ring.silence_timeout,
         "ring_connect_timeout": ring.connect_timeout,
+        "dial_timeout": client.DIAL_TIMEOUT,
         "heartbeat_interval": inspect.signature(LeaderClient).parameters["heartbeat_interval"].default,
         "rank_start_timeout": group._START_TIMEOUT,
         "fetch_silence_timeout": shelf._SILENCE_TIMEOUT,

@@ -79,6 +79,7 @@ def _add_times(parser: argparse.ArgumentParser) -> None:
     for name, text in (
         ("start-timeout", "wait this long for all replicas, then start with min-replicas"),
         ("silence-timeout", "take a replica out that has said nothing for this long"),
+        ("return-timeout", "after a restart wait this long for the replicas that are members"),
         ("reconnect-grace", "a leader whose connection closed may take this long to come back"),
         ("answer-timeout", "a replica may take this long to answer a fence"),
         ("connect-timeout", "a planned change may take this long to connect"),
@@ -113,6 +114,7 @@ async def _run(args: argparse.Namespace) -> int:
         spares=args.spares,
         start_timeout=args.start_timeout,
         silence_timeout=args.silence_timeout,
+        return_timeout=args.return_timeout,
         reconnect_grace=args.reconnect_grace,
         answer_timeout=args.answer_timeout,
         connect_timeout=args.connect_timeout,

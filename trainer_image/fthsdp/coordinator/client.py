@@ -46,8 +46,9 @@ __all__ = ["LeaderClient", "OperatorClient"]
 
 log = logging.getLogger(__name__)
 
-DIAL_TIMEOUT = 10.0
-"""Seconds for one attempt to connect and shake hands."""
+DIAL_TIMEOUT = 5.0
+"""Seconds for one attempt to connect and shake hands. Nobody answers at the address of a pod that is gone, and a name
+may lead there for some seconds: the next attempt asks for the address again."""
 FIRST_BACKOFF, LONGEST_BACKOFF = 0.05, 2.0
 """Seconds between attempts; doubled each time, with jitter so that many leaders do not come back at once."""
 RECORD_INTERVAL = 1.0

@@ -49,8 +49,11 @@ class MembershipSettings:
     start_timeout: float = 600.0
     """How long the first epoch waits for all replicas before min_replicas suffice. Image pulls take minutes."""
     silence_timeout: float = 5.0
-    """A leader says something each second; after this long without a word it is taken out. Also how long a restarted
-    coordinator waits for the members it knows."""
+    """A leader says something each second; after this long without a word it is taken out."""
+    return_timeout: float = 30.0
+    """How long a restarted coordinator waits for the members it knows, and never less than silence_timeout. Its pod may
+    be another one, and its name lead to the address of the old one for some seconds; to give up all who look for it
+    there would be the end of the run."""
     reconnect_grace: float = 1.0
     """How long a leader whose connection closed may take to come back: a hiccup is no reason to lose a replica."""
     answer_timeout: float = 10.0

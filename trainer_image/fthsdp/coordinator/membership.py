@@ -123,7 +123,7 @@ class Membership:
                 process=ledger.processes.get(member.replica) or fingerprint(member.addresses),
                 greeted=False,
                 heard=self._now,
-                deadline=self._now + self._settings.silence_timeout,
+                deadline=self._now + max(self._settings.return_timeout, self._settings.silence_timeout),
             )
 
     # --- what others may ask ----------------------------------------------------------------------------------------
@@ -246,6 +246,13 @@ class Membership:
             proposal.entered = True
         if state.finished is not None:
             self._finished = max(state.finished, self._finished or 0)
+            self._wait_no_longer()
+
+    def _wait_no_longer(self) -> None:
+        """Who has not come back to this coordinator by now may have finished too, and ended."""
+        for peer in self._facts.peers.values():
+            if not peer.greeted and peer.deadline is not None:
+                peer.deadline = min(peer.deadline, self._now + self._settings.silence_timeout)
 
     def _disconnected(self, connection: int) -> None:
         for peer in self._facts.peers.values():
