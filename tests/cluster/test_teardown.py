@@ -13,7 +13,7 @@ import pytest
 from tests.cluster.kube.choose import given_cluster
 from tests.cluster.kube.images import PROJECT
 from tests.cluster.kube.kind import why_not_kind
-from tests.cluster.kube.layout import Layout
+from tests.cluster.kube.layout import NODES, Layout
 from tests.cluster.kube.machine import machine_cluster, why_not_here
 from tests.cluster.kube.shell import ClusterError, until
 from tests.cluster.kube.teardown import leftovers
@@ -74,7 +74,7 @@ def test_what_a_killed_run_left_is_gone_once_the_next_one_ends(layout: Layout) -
         process.wait(timeout=60)
     assert leftovers(layout)
     with machine_cluster() as cluster:
-        assert len(cluster.kubectl.items("nodes")) == 2
+        assert len(cluster.kubectl.items("nodes")) == NODES
     assert leftovers(layout) == []
 
 

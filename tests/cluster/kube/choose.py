@@ -34,6 +34,7 @@ class GivenCluster:
     kubeconfig: Path
     kubectl: Kubectl
     images: Mapping[str, str]
+    hardware: None = None
 
     def operator_image(self) -> str:
         """Return the image that was given."""

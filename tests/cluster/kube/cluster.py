@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
+from tests.cluster.kube.hardware import Hardware
 from tests.cluster.kube.kubectl import Kubectl
 from tests.cluster.kube.training import Training
 
@@ -21,6 +22,10 @@ class Cluster(Protocol):
     @property
     def kubectl(self) -> Kubectl:
         """The command for this cluster."""
+
+    @property
+    def hardware(self) -> Hardware | None:
+        """What of it a test may break; None where that is not ours."""
 
     def operator_image(self) -> str:
         """Make the operator's image known to the nodes and return its name."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Callable
 from pathlib import Path
 from subprocess import Popen
 
@@ -11,7 +12,7 @@ from tests.cluster.kube.layout import BRIDGE, HOST_ADDRESS, SERVICE_NETWORK, Lay
 from tests.cluster.kube.shell import ClusterError, run, start_daemon, until
 from tests.ports import free_port
 
-__all__ = ["start_control_plane"]
+__all__ = ["start_control_plane", "wait_for_api_server"]
 
 _SERVICE_ADDRESS = SERVICE_NETWORK.replace("0.0/16", "0.1")
 """Address of the Service `kubernetes`: the first one of the network."""
@@ -63,9 +64,14 @@ def _start_api_server(layout: Layout, programs: Path, etcd: str) -> None:
         "--kubelet-preferred-address-types=InternalIP",
         *(f"--kubelet-client-certificate={keys}/admin.crt", f"--kubelet-client-key={keys}/admin.key"),
     )
+    wait_for_api_server(layout, programs, lambda: _ended(process, "kube-apiserver", layout))
+
+
+def wait_for_api_server(layout: Layout, programs: Path, ended: Callable[[], bool] = lambda: False) -> None:
+    """Wait until the API server is ready; ``ended`` raises once that is in vain. Raises ClusterError."""
     ready = (programs / "kubectl", "--kubeconfig", layout.kubeconfig, "get", "--raw", "/readyz")
     until(
-        lambda: _ended(process, "kube-apiserver", layout) or _succeeds(*ready),
+        lambda: ended() or _succeeds(*ready),
         "the API server is ready",
         timeout=_READY_TIMEOUT,
         log=layout.logs / "kube-apiserver.log",

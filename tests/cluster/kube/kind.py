@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.cluster.kube.images import PROJECT
 from tests.cluster.kube.kubectl import Kubectl
 from tests.cluster.kube.shell import ClusterError, run
-from tests.cluster.kube.training import HOST_FOLDERS, Training, mounted_training
+from tests.cluster.kube.training import HOST_FOLDERS, Training, make_shared, mounted_training
 
 __all__ = ["KindCluster", "kind_cluster", "why_not_kind"]
 
@@ -28,6 +28,8 @@ class KindCluster:
     """A running kind cluster."""
 
     kubeconfig: Path
+    shared: Path
+    hardware: None = None
 
     @property
     def kubectl(self) -> Kubectl:
@@ -40,7 +42,7 @@ class KindCluster:
 
     def training(self) -> Training:
         """Build the trainer's image and load it into the nodes."""
-        return mounted_training(self._provide("trainer"))
+        return mounted_training(self._provide("trainer"), shared=self.shared)
 
     def _provide(self, target: str) -> str:
         name = f"fthsdp-{target}:test"
@@ -66,15 +68,16 @@ def why_not_kind() -> str:
 def kind_cluster() -> Iterator[KindCluster]:
     """Create a cluster, and delete it at the end; also one that an earlier run left behind."""
     with tempfile.TemporaryDirectory(prefix="fthsdp-kind-") as folder:
-        kubeconfig = Path(folder) / "kubeconfig"
+        kubeconfig, shared = Path(folder) / "kubeconfig", Path(folder) / "shared"
+        make_shared(shared)
         _delete()
         try:
             run(
                 *("kind", "create", "cluster", "--name", _NAME, "--kubeconfig", kubeconfig, "--config", "-"),
-                stdin=json.dumps(_configuration()),
+                stdin=json.dumps(_configuration(shared)),
                 timeout=900,
             )
-            yield KindCluster(kubeconfig=kubeconfig)
+            yield KindCluster(kubeconfig=kubeconfig, shared=shared)
         finally:
             _delete()
 
@@ -83,9 +86,10 @@ def _delete() -> None:
     run("kind", "delete", "cluster", "--name", _NAME)
 
 
-def _configuration() -> dict[str, object]:
-    """Two workers that see this machine's Python and its packages at the same paths."""
+def _configuration(shared: Path) -> dict[str, object]:
+    """Two workers that see this machine's Python, its packages and the shared folder at the same paths."""
     mounts = [{"hostPath": str(folder), "containerPath": str(folder), "readOnly": True} for folder in HOST_FOLDERS]
+    mounts.append({"hostPath": str(shared), "containerPath": str(shared), "readOnly": False})
     worker = {"role": "worker", "extraMounts": mounts}
     return {
         "kind": "Cluster",

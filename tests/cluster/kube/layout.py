@@ -30,7 +30,7 @@ HOST_ADDRESS = "10.189.0.1"
 """This machine as the nodes and pods see it: API server and DNS."""
 POD_NETWORK = "10.190.0.0/16"
 SERVICE_NETWORK = "10.191.0.0/16"
-NODES = 2
+NODES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +97,11 @@ class Layout:
     def logs(self) -> Path:
         """One log per daemon."""
         return self.folder / "logs"
+
+    @property
+    def shared(self) -> Path:
+        """Folder that pods on all nodes may share."""
+        return self.folder / "shared"
 
     @property
     def kubeconfig(self) -> Path:

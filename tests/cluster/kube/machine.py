@@ -15,13 +15,14 @@ from typing import IO
 
 from tests.cluster.kube.binaries import build_missing, missing_programs, program_folder
 from tests.cluster.kube.control_plane import start_control_plane
+from tests.cluster.kube.hardware import MachineHardware
 from tests.cluster.kube.images import build_image, pause_archive
 from tests.cluster.kube.kubectl import Kubectl
 from tests.cluster.kube.layout import NODES, Layout
 from tests.cluster.kube.node import CNI_FOLDERS, CNI_PLUGINS, import_image, start_node
 from tests.cluster.kube.shell import ClusterError, until
 from tests.cluster.kube.teardown import leftovers, tear_down
-from tests.cluster.kube.training import Training, mounted_training
+from tests.cluster.kube.training import Training, make_shared, mounted_training
 
 __all__ = ["MachineCluster", "bring_down", "bring_up", "machine_cluster", "why_not_here"]
 
@@ -83,7 +84,12 @@ class MachineCluster:
 
     def training(self) -> Training:
         """Build the trainer's image and give it to the nodes."""
-        return mounted_training(self._provide("trainer"))
+        return mounted_training(self._provide("trainer"), shared=self.layout.shared)
+
+    @property
+    def hardware(self) -> MachineHardware:
+        """Its cables and processes."""
+        return MachineHardware(layout=self.layout, programs=program_folder())
 
     def _provide(self, target: str) -> str:
         image = build_image(target)
@@ -106,6 +112,7 @@ def machine_cluster() -> Iterator[MachineCluster]:
         try:
             yield _start(layout)
         finally:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a run that is ended as it ends would leave the half of it
             tear_down(layout)
 
 
@@ -140,6 +147,7 @@ def _start(layout: Layout) -> MachineCluster:
     if leftovers(layout):
         tear_down(layout)
     layout.folder.mkdir(mode=0o755)
+    make_shared(layout.shared)
     start_control_plane(layout, programs)
     for node in layout.nodes:
         start_node(layout, node, programs)

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.cluster.kube.images import PAUSE_IMAGE
 from tests.cluster.kube.layout import BRIDGE, HOST_ADDRESS, POD_NETWORK, Layout, NodeLayout
 from tests.cluster.kube.shell import run, start_daemon, until
 
-__all__ = ["CNI_FOLDERS", "CNI_PLUGINS", "import_image", "start_node"]
+__all__ = ["CNI_FOLDERS", "CNI_PLUGINS", "import_image", "start_in_node", "start_node"]
 
 CNI_FOLDERS = (Path("/usr/lib/cni"), Path("/opt/cni/bin"))
 CNI_PLUGINS = ("ptp", "host-local", "loopback")
@@ -163,8 +164,12 @@ def _kubelet_configuration(layout: Layout, node: NodeLayout) -> dict[str, object
     }
 
 
-def _daemon(node: NodeLayout, program: Path, *arguments: str | Path) -> Path:
+def start_in_node(node: NodeLayout, command: Sequence[str | Path]) -> Path:
     """Start a daemon inside the node's namespace and return its log."""
-    log = node.folder / "logs" / f"{program.name}.log"
-    start_daemon(["nsenter", f"--net={node.namespace}", program, *arguments], log)
+    log = node.folder / "logs" / f"{Path(command[0]).name}.log"
+    start_daemon(["nsenter", f"--net={node.namespace}", *command], log)
     return log
+
+
+def _daemon(node: NodeLayout, program: Path, *arguments: str | Path) -> Path:
+    return start_in_node(node, [program, *arguments])

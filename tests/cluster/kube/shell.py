@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-__all__ = ["ClusterError", "reap_daemons", "run", "start_daemon", "until"]
+__all__ = ["ClusterError", "reap_daemons", "run", "start_daemon", "stop_process", "until"]
 
 Argument = str | Path
 _daemons: list[subprocess.Popen[bytes]] = []
@@ -51,12 +52,26 @@ def run(
 def start_daemon(command: Sequence[Argument], log: Path) -> subprocess.Popen[bytes]:
     """Start a program that outlives this call, in a session of its own so that Ctrl-C reaches only the test run."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("wb") as out:
+    with log.open("ab") as out:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, cwd=log.parent
         )
     _daemons.append(process)
     return process
+
+
+def stop_process(pid: int) -> None:
+    """Kill a process, ours or not, and wait until it has let go of its ports and files."""
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: not _command(pid), f"process {pid} has ended", timeout=30)
+
+
+def _command(pid: int) -> bytes:
+    """A process that has ended has none, also while nobody has asked for its exit code."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 def reap_daemons() -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["HOST_FOLDERS", "Training", "mounted_training"]
+__all__ = ["HOST_FOLDERS", "Training", "make_shared", "mounted_training"]
 
 HOST_FOLDERS = (Path(sys.base_prefix), Path(sysconfig.get_path("purelib")))
 """Of this machine: the Python that runs the tests, and the packages of its environment."""
@@ -35,18 +35,25 @@ class Training:
     volumes: list[dict[str, Any]] = field(default_factory=list)
     mounts: list[dict[str, Any]] = field(default_factory=list)
     env: list[dict[str, str]] = field(default_factory=list)
+    shared: Path | None = None
+    """Folder in which all pods see the same files, and which every user may write; None where there is none."""
 
 
-def mounted_training(image: str) -> Training:
-    """Return the way to run ``image``'s training library with this machine's Python and torch."""
+def mounted_training(image: str, *, shared: Path) -> Training:
+    """Return the way to run ``image``'s training library with this machine's Python and torch.
+
+    ``shared``: a folder that all nodes have under this name; pods find it at the same place.
+    """
     targets = (_PYTHON, _PACKAGES)
-    volumes = [
+    volumes: list[dict[str, Any]] = [
         {"name": name, "hostPath": {"path": str(folder), "type": "Directory"}}
         for name, folder in zip(_NAMES, HOST_FOLDERS, strict=True)
     ]
-    mounts = [
+    mounts: list[dict[str, Any]] = [
         {"name": name, "mountPath": target, "readOnly": True} for name, target in zip(_NAMES, targets, strict=True)
     ]
+    volumes.append({"name": "shared", "hostPath": {"path": str(shared), "type": "Directory"}})
+    mounts.append({"name": "shared", "mountPath": str(shared)})
     env = {
         "PYTHONPATH": ":".join((_PACKAGES, *_LIBRARY)),
         "LD_LIBRARY_PATH": f"{_PYTHON}/lib",
@@ -57,5 +64,12 @@ def mounted_training(image: str) -> Training:
         python=f"{_PYTHON}/bin/python3",
         volumes=volumes,
         mounts=mounts,
+        shared=shared,
         env=[{"name": name, "value": value} for name, value in env.items()],
     )
+
+
+def make_shared(folder: Path) -> None:
+    """Make a folder in which pods may write, whatever user their image runs as."""
+    folder.mkdir()
+    folder.chmod(0o777)
