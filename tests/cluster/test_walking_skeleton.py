@@ -17,28 +17,34 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from tests.cluster.kube.cluster import Cluster
-from tests.cluster.kube.helm import Helm
-from tests.cluster.kube.images import PROJECT
+from tests.cluster.kube.helm import CHART, Helm
 from tests.cluster.kube.inventory import Inventory, inventory, wait_until_left
 from tests.cluster.kube.kubectl import Kubectl
-from tests.cluster.kube.training import Training
+from tests.cluster.livejob import step_of
+from tests.cluster.stage import (
+    DEFINITION,
+    NAMESPACE,
+    RELEASE,
+    SYSTEM,
+    diagnosis,
+    example,
+    helm_and_namespaces,
+    image_values,
+)
 
 pytestmark = pytest.mark.cluster
 
 Object = dict[str, Any]
-SYSTEM, NAMESPACE, JOB = "fthsdp-system", "training", "tiny-llama"
+JOB = "tiny-llama"
 NAMESPACES = frozenset({SYSTEM, NAMESPACE, "default"})
 STEPS = 150
-ARGUMENTS = ("--batch-size", "8", "--micro-batch-size", "4", "--emulate-compute", "1.0")
+ARGUMENTS = ("--steps", f"{STEPS}", "--batch-size", "8", "--micro-batch-size", "4", "--emulate-compute", "1.0")
 VICTIM = f"{JOB}-r2-a0-1"
 STARTED = 240.0
 """Seconds within which six processes that import torch begin to train, on two busy cores."""
 RECOVERED = 180.0
 FINISHED = 400.0
-CHART = PROJECT / "charts" / "fthsdp-operator"
-DEFINITION = ("CustomResourceDefinition", "<none>", "fthsdpjobs.fthsdp.dev")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,62 +75,32 @@ class Run:
 
 @pytest.fixture(scope="module")
 def helm(cluster: Cluster) -> Iterator[Helm]:
-    """Give Helm and two fresh namespaces; the operator's lets in nothing but restricted pods."""
-    restricted = {"pod-security.kubernetes.io/enforce": "restricted"}
-    names = {SYSTEM: restricted, NAMESPACE: {}}
-    cluster.kubectl.apply(
-        *(
-            {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
-            for name, labels in names.items()
-        )
-    )
-    helm = Helm(kubeconfig=cluster.kubeconfig, namespace=SYSTEM)
-    yield helm
-    helm.uninstall("fthsdp")
-    cluster.kubectl("delete", "crd", DEFINITION[2], "--ignore-not-found", "--timeout=60s")
-    cluster.kubectl("delete", "namespace", *names, "--timeout=120s")
+    with helm_and_namespaces(cluster) as helm:
+        yield helm
 
 
 @pytest.fixture(scope="module")
 def run(cluster: Cluster, helm: Helm) -> Run:
     """Do all of it; what is left behind at the end fails the fixture, and so every test."""
     kubectl = cluster.kubectl
-    repository, _, tag = cluster.operator_image().rpartition(":")
-    training = cluster.training()
-    kubectl("wait", "serviceaccount/default", "--for=create", "--namespace", NAMESPACE, "--timeout=30s")
+    values, training = image_values(cluster), cluster.training()
     empty = everything(kubectl)
     try:
-        notes = helm.install("fthsdp", CHART, {"image.repository": repository, "image.tag": tag})
+        notes = helm.install(RELEASE, CHART, values)
         installed = everything(kubectl)
-        seen = train(cluster, job_manifest(training), notes)
+        seen = train(cluster, example(training, ARGUMENTS), notes)
     except Exception as error:
-        error.add_note(diagnosis(kubectl))
+        error.add_note(diagnosis(kubectl, JOB))
         raise
     kubectl("delete", "fthsdp", JOB, "--namespace", NAMESPACE, "--timeout=60s")
     wait_until_left(kubectl, namespaces=NAMESPACES, expected=installed)
-    helm.uninstall("fthsdp")
+    helm.uninstall(RELEASE)
     wait_until_left(kubectl, namespaces=NAMESPACES, expected=empty | {DEFINITION})
     return seen
 
 
 def everything(kubectl: Kubectl) -> Inventory:
     return inventory(kubectl, namespaces=NAMESPACES)
-
-
-def job_manifest(training: Training) -> Object:
-    """The example, with torch from where this cluster has it, and long enough for somebody to fail and come back."""
-    job: Object = yaml.safe_load((PROJECT / "examples" / "tiny-llama.yaml").read_text())
-    job["metadata"]["namespace"] = NAMESPACE
-    pod = job["spec"]["template"]["spec"]
-    pod["volumes"] = training.volumes
-    (container,) = pod["containers"]
-    container["image"] = training.image
-    container["command"][0] = training.python
-    container["args"] = ["--steps", str(STEPS), *ARGUMENTS]
-    container["env"] = [*container.get("env", []), *training.env]
-    container["volumeMounts"] = training.mounts
-    container["resources"] = {"requests": {"cpu": "50m", "memory": "128Mi"}}
-    return job
 
 
 def fetch_report(cluster: Cluster) -> tuple[str, dict[str, str | int]]:
@@ -179,11 +155,6 @@ def train(cluster: Cluster, manifest: Object, notes: str) -> Run:
         )
 
 
-def step_of(line: str) -> int:
-    """Number of the step that a line of the coordinator's log speaks of; 0 for other lines."""
-    return int(json.loads(line).get("step", 0)) if line.startswith("{") else 0
-
-
 def contributors(line: str) -> list[int]:
     """Replicas that contributed to the step that a line speaks of."""
     return list(json.loads(line).get("contributors", ())) if line.startswith("{") else []
@@ -192,19 +163,6 @@ def contributors(line: str) -> list[int]:
 def pods(kubectl: Kubectl, selector: str) -> dict[str, Object]:
     found = kubectl.items("pods", "--namespace", NAMESPACE, "--selector", selector)
     return {pod["metadata"]["name"]: pod for pod in found}
-
-
-def diagnosis(kubectl: Kubectl) -> str:
-    """What somebody wants to see of a run that failed."""
-    questions = (
-        ("get", "fthsdp,pods", "--all-namespaces", "--output=wide"),
-        ("get", "events", "--namespace", NAMESPACE, "--sort-by=.lastTimestamp"),
-        ("logs", "deployment/fthsdp-operator", "--namespace", SYSTEM, "--tail=60"),
-        ("logs", f"{JOB}-coordinator", "--namespace", NAMESPACE, "--tail=40"),
-        ("logs", "--selector=fthsdp.dev/role=trainer", "--namespace", NAMESPACE, "--tail=20", "--prefix"),
-        ("get", "fthsdp", JOB, "--namespace", NAMESPACE, "--output=yaml"),
-    )
-    return "\n\n".join(kubectl.answer(*question) for question in questions)
 
 
 def restarts(pod: Object) -> int:

@@ -1,0 +1,86 @@
+"""What the tests of the operator on a cluster share: where it is installed, the example as they run it, a diagnosis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import yaml
+from tests.cluster.kube.cluster import Cluster
+from tests.cluster.kube.helm import Helm
+from tests.cluster.kube.images import PROJECT
+from tests.cluster.kube.kubectl import Kubectl
+from tests.cluster.kube.training import Training
+
+__all__ = [
+    "DEFINITION",
+    "NAMESPACE",
+    "RELEASE",
+    "SYSTEM",
+    "diagnosis",
+    "example",
+    "helm_and_namespaces",
+    "image_values",
+]
+
+Object = dict[str, Any]
+SYSTEM, NAMESPACE, RELEASE = "fthsdp-system", "training", "fthsdp"
+DEFINITION = ("CustomResourceDefinition", "<none>", "fthsdpjobs.fthsdp.dev")
+
+
+@contextmanager
+def helm_and_namespaces(cluster: Cluster) -> Iterator[Helm]:
+    """Give Helm and two fresh namespaces; the operator's lets in nothing but restricted pods. All goes afterwards."""
+    restricted = {"pod-security.kubernetes.io/enforce": "restricted"}
+    names = {SYSTEM: restricted, NAMESPACE: {}}
+    cluster.kubectl.apply(
+        *(
+            {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
+            for name, labels in names.items()
+        )
+    )
+    helm = Helm(kubeconfig=cluster.kubeconfig, namespace=SYSTEM)
+    try:
+        cluster.kubectl("wait", "serviceaccount/default", "--for=create", "--namespace", NAMESPACE, "--timeout=30s")
+        yield helm
+    finally:
+        helm.uninstall(RELEASE)
+        cluster.kubectl("delete", "crd", DEFINITION[2], "--ignore-not-found", "--timeout=60s")
+        cluster.kubectl("delete", "namespace", *names, "--timeout=120s")
+
+
+def image_values(cluster: Cluster) -> dict[str, str]:
+    """Return the chart's values that name the operator's image."""
+    repository, _, tag = cluster.operator_image().rpartition(":")
+    return {"image.repository": repository, "image.tag": tag}
+
+
+def example(training: Training, arguments: Sequence[str]) -> Object:
+    """Return the example, with torch from where this cluster has it, and with other arguments."""
+    job: Object = yaml.safe_load((PROJECT / "examples" / "tiny-llama.yaml").read_text())
+    job["metadata"]["namespace"] = NAMESPACE
+    pod = job["spec"]["template"]["spec"]
+    pod["volumes"] = training.volumes
+    (container,) = pod["containers"]
+    container["image"] = training.image
+    container["command"][0] = training.python
+    container["args"] = list(arguments)
+    container["env"] = [*container.get("env", []), *training.env]
+    container["volumeMounts"] = training.mounts
+    container["resources"] = {"requests": {"cpu": "50m", "memory": "128Mi"}}
+    return job
+
+
+def diagnosis(kubectl: Kubectl, *jobs: str) -> str:
+    """Return what somebody wants to see of a run that failed."""
+    here = ("--namespace", NAMESPACE)
+    questions = (
+        ("get", "fthsdp,pods,nodes", "--all-namespaces", "--output=wide"),
+        ("get", "events", *here, "--sort-by=.lastTimestamp"),
+        ("logs", f"deployment/{RELEASE}-operator", "--namespace", SYSTEM, "--tail=60"),
+        *(("logs", f"{job}-coordinator", *here, "--tail=40") for job in jobs),
+        ("logs", "--selector=fthsdp.dev/role=trainer", *here, "--tail=20", "--prefix"),
+        *(("get", "fthsdp", job, *here, "--output=yaml") for job in jobs),
+    )
+    return "\n\n".join(kubectl.answer(*question) for question in questions)
