@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -44,3 +44,13 @@ def cluster() -> Iterator[Cluster]:
         pytest.skip(str(reason))
     with chosen as running:
         yield running
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show what somebody wants to see of a cluster, beside a test of its stage that failed."""
+    report = yield
+    stage = getattr(item, "funcargs", {}).get("stage")
+    if report.failed and stage is not None:
+        report.sections.append(("the cluster", stage.diagnosis()))
+    return report

@@ -1,4 +1,4 @@
-"""What the pages point to exists: files, tests, the parts of the code that docs/protocol.md names."""
+"""What the pages point to exists: files, tests, the code that docs/protocol.md names, the rows that are tests."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from tests.simulation.mutations import MUTATIONS
 
 ROOT = Path(__file__).parents[3]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+WHAT_HAPPENS = ROOT / "docs" / "what-happens-when.md"
+ON_A_CLUSTER = ROOT / "tests" / "cluster" / "test_what_happens_when.py"
 PROTOCOL = ROOT / "docs" / "protocol.md"
 _LINK = re.compile(r"\[([^\]]+)\]\(([^)#\s]+)\)")
 _CODE_LINK = re.compile(r"\[`(\w+(?:\.\w+)?)`\]\(([^)#\s]+\.py)\)")
@@ -65,3 +67,11 @@ def test_the_code_that_the_protocol_s_page_names_exists() -> None:
     names = {name.rpartition(".")[2] for name in re.findall(r"`(\w+(?:\.\w+)?)`", table) if ".py" not in name}
     assert names >= {"_voted", "how_to_enter"}
     assert [name for name in names if not re.search(rf"(def|class) {name}\b", source)] == []
+
+
+def test_each_row_about_kubernetes_is_a_test_on_a_cluster_and_each_of_these_a_row() -> None:
+    table = WHAT_HAPPENS.read_text(encoding="utf-8").partition("\n## On Kubernetes\n")[2]
+    rows = re.findall(r"^\| ([^|]+) \|", table, re.MULTILINE)[2:]  # after the head and the line below it
+    names = [f"test_{re.sub('[^a-z0-9]+', '_', row.lower())}" for row in rows]
+    assert len(names) > 10
+    assert sorted(names) == sorted(name for name in names_in(ON_A_CLUSTER) if name.startswith("test_"))

@@ -1,0 +1,396 @@
+"""What docs/what-happens-when.md says of Kubernetes: each row of its table is a test of the same name.
+
+One job of three replicas trains through all of it, on three nodes, one thing after the other. A second one, the
+witness, trains beside it and must notice nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pytest
+from tests.cluster.kube.cluster import Cluster
+from tests.cluster.kube.hardware import Hardware
+from tests.cluster.kube.helm import CHART
+from tests.cluster.kube.kubectl import Kubectl
+from tests.cluster.kube.shell import until
+from tests.cluster.kube.training import Training
+from tests.cluster.livejob import LiveJob, state_of, trains_in_full
+from tests.cluster.stage import (
+    NAMESPACE,
+    RELEASE,
+    SYSTEM,
+    diagnosis,
+    example,
+    helm_and_namespaces,
+    image_values,
+)
+
+pytestmark = pytest.mark.cluster
+
+Object = dict[str, Any]
+JOB, WITNESS = "llama", "witness"
+ARGUMENTS = ("--steps", "100000", "--batch-size", "4", "--micro-batch-size", "4", "--emulate-compute", "0.5")
+EVERY_STEPS = 5
+STARTED = 180.0
+"""Seconds within which four processes that import torch begin to train, on two busy cores."""
+NOTICED = 60.0
+"""Seconds within which Kubernetes, or the operator, says what it has seen."""
+FAILING = """
+import os, runpy, signal
+def fail(*_):
+    raise RuntimeError("the sky falls")
+def eat(*_):
+    b"x" * (8 << 30)
+signal.signal(signal.SIGUSR1, fail)
+signal.signal(signal.SIGUSR2, eat)
+runpy.run_module("fthsdp.recipes.tiny_llama", run_name="__main__", alter_sys=True)
+"""
+"""The example, as a program that fails when it is told to: of an error, and of its hunger."""
+MEMORY = "1Gi"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """A cluster with the operator, the job and its witness."""
+
+    cluster: Cluster
+    operator_node: str
+    manifests: tuple[Object, Object]
+
+    @property
+    def kubectl(self) -> Kubectl:
+        return self.cluster.kubectl
+
+    @property
+    def job(self) -> LiveJob:
+        return LiveJob(kubectl=self.kubectl, namespace=NAMESPACE, name=JOB)
+
+    @property
+    def witness(self) -> LiveJob:
+        return LiveJob(kubectl=self.kubectl, namespace=NAMESPACE, name=WITNESS)
+
+    def set_up(self) -> None:
+        """Have both jobs train as their manifests say, whatever an earlier test has left."""
+        self.kubectl.apply(*self.manifests)
+        try:
+            self.job.until(_as_written, "the job trains in full", timeout=NOTICED)
+        except AssertionError:
+            self.job.on("delete", "fthsdp", JOB, "--ignore-not-found", "--timeout=60s")
+            self.job.on("delete", "pods", f"--selector=fthsdp.dev/job={JOB}", "--grace-period=0", "--force")
+            self.kubectl.apply(*self.manifests)
+            self.job.until(_as_written, "the job trains in full", timeout=STARTED)
+        self.job.wait_for_coordinator()
+
+    def ready(self, node: str) -> bool:
+        conditions = self.kubectl.get("node", node)["status"]["conditions"]
+        return any((it["type"], it["status"]) == ("Ready", "True") for it in conditions)
+
+    def diagnosis(self) -> str:
+        return diagnosis(self.kubectl, JOB, WITNESS)
+
+
+def _as_written(status: Object) -> bool:
+    return trains_in_full(status) and status["readyReplicas"] == 3
+
+
+@pytest.fixture(scope="module")
+def stage(cluster: Cluster) -> Iterator[Stage]:
+    """Install the operator, on a node that it keeps, and start both jobs."""
+    with helm_and_namespaces(cluster) as helm:
+        operator_node = workers(cluster.kubectl)[0]
+        manifests = _manifests(cluster.training(), operator_node)
+        stage = Stage(cluster=cluster, operator_node=operator_node, manifests=manifests)
+        node = {r"nodeSelector.kubernetes\.io/hostname": stage.operator_node}
+        helm.install(RELEASE, CHART, image_values(cluster) | node)
+        try:
+            stage.kubectl.apply(*stage.manifests)
+            for job in (stage.job, stage.witness):
+                job.until(trains_in_full, f"{job.name} trains in full", timeout=STARTED)
+            yield stage
+        except AssertionError as error:
+            error.add_note(stage.diagnosis())
+            raise
+        finally:
+            stage.job.on("delete", "fthsdp", "--all", "--timeout=60s")
+            stage.job.on("delete", "pods", "--all", "--grace-period=0", "--force", "--timeout=60s")
+
+
+def workers(kubectl: Kubectl) -> list[str]:
+    return [node["metadata"]["name"] for node in kubectl.items("nodes") if not node["spec"].get("taints")]
+
+
+def _manifests(training: Training, operator_node: str) -> tuple[Object, Object]:
+    """Write both jobs: the one spreads over the nodes, the witness stays where the operator is."""
+    job, witness = example(training, ARGUMENTS), example(training, ARGUMENTS)
+    for manifest, name, replicas in ((job, JOB, 3), (witness, WITNESS, 1)):
+        manifest["metadata"]["name"] = name
+        manifest["spec"] |= {"replicas": replicas, "minReplicas": 1, "podsPerReplica": 1}
+        manifest["spec"]["failurePolicy"] = {
+            "perReplica": {"limit": 100},
+            "backoff": {"initialSeconds": 0, "maxSeconds": 0},
+        }
+    witness["spec"]["template"]["spec"]["nodeSelector"] = {"kubernetes.io/hostname": operator_node}
+    pod = job["spec"]["template"]["spec"]
+    pod["affinity"] = {"podAntiAffinity": _apart()}
+    (container,) = pod["containers"]
+    container["command"] = [container["command"][0], "-c", FAILING]
+    container["resources"]["limits"] = {"memory": MEMORY}
+    if training.shared:
+        job["spec"]["checkpoint"] = {"path": str(training.shared / "checkpoints"), "everySteps": EVERY_STEPS}
+    return job, witness
+
+
+def _apart() -> Object:
+    trainers = {"fthsdp.dev/job": JOB, "fthsdp.dev/role": "trainer"}
+    others = {"labelSelector": {"matchLabels": trainers}, "topologyKey": "kubernetes.io/hostname"}
+    return {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": others}]}
+
+
+@pytest.fixture
+def job(stage: Stage) -> Iterator[LiveJob]:
+    """Give the job as it trains in full; see afterwards that the witness noticed nothing."""
+    stage.set_up()
+    before = stage.witness.status(), stage.witness.pods_of(0)
+    yield stage.job
+    assert stage.witness.pods_of(0) == before[1]
+    assert stage.witness.trains_on()["restarts"] == before[0]["restarts"] == 0
+
+
+@pytest.fixture
+def hardware(cluster: Cluster) -> Hardware:
+    if cluster.hardware is None:
+        pytest.skip("this cluster's machines are not ours to break")
+    return cluster.hardware
+
+
+@pytest.fixture
+def checkpoints(stage: Stage) -> None:
+    if "checkpoint" not in stage.manifests[0]["spec"]:
+        pytest.skip("this cluster has no folder that all pods share")
+
+
+def send(job: LiveJob, replica: int, signal: str) -> None:
+    """Send a signal to the first process of a replica's pod."""
+    words = f"import os, signal; os.kill(1, signal.{signal})"
+    job.on("exec", job.pod(replica), "--", "python3", "-c", words)
+
+
+def delete_pods(job: LiveJob, *pods: str) -> None:
+    job.on("delete", "pod", *pods, "--wait=false")
+
+
+@contextmanager
+def cordoned(kubectl: Kubectl, *nodes: str) -> Iterator[None]:
+    kubectl("cordon", *nodes)
+    try:
+        yield
+    finally:
+        kubectl("uncordon", *nodes)
+
+
+def attempts(status: Object) -> dict[int, tuple[int, int]]:
+    """Return attempt and restarts of each replica."""
+    return {entry["index"]: (entry["attempt"], entry["restarts"]) for entry in status["replicaStatuses"]}
+
+
+def unplaced(job: LiveJob) -> bool:
+    """Return whether a pod of the job has been looked at by the scheduler, in vain."""
+    return any(
+        (it["type"], it["reason"]) == ("PodScheduled", "Unschedulable")
+        for pod in job.pods().values()
+        for it in pod["status"].get("conditions", ())
+        if it["status"] == "False"
+    )
+
+
+def waiting_reasons(job: LiveJob, pod: str) -> set[str]:
+    """Return why the containers of a pod do not start; nothing while there is no such pod."""
+    statuses = job.pods().get(pod, {}).get("status", {}).get("containerStatuses", ())
+    return {status["state"]["waiting"]["reason"] for status in statuses if "waiting" in status["state"]}
+
+
+def test_a_container_exits(job: LiveJob) -> None:
+    with job.outage(2) as outage:
+        send(job, 2, "SIGUSR1")
+    failure = outage.failure(2)
+    assert (failure["reason"], failure["exitCode"], failure["container"]) == ("Error", 1, "trainer")
+    assert failure["message"].endswith("RuntimeError: the sky falls")
+    assert failure["action"] == "RestartReplica"
+    assert outage.restarts(2) == 1
+    assert outage.meanwhile > 0
+
+
+def test_a_container_is_out_of_memory(job: LiveJob) -> None:
+    with job.outage(2) as outage:
+        send(job, 2, "SIGUSR2")
+    failure = outage.failure(2)
+    assert (failure["reason"], failure["exitCode"]) == ("OOMKilled", 137)
+    assert failure["action"] == "RestartReplica"
+    assert outage.restarts(2) == 1
+    assert outage.meanwhile > 0
+
+
+def test_an_image_does_not_exist(job: LiveJob, stage: Stage) -> None:
+    (container,) = stage.manifests[0]["spec"]["template"]["spec"]["containers"]
+    template = stage.manifests[0]["spec"]["template"]
+    with job.outage(2) as outage:
+        untouched = job.pods_of(0, 1, 2)
+        job.patch({"template": {"spec": {"containers": [container | {"image": "localhost/fthsdp-tpyo:1"}]}}})
+        assert job.pods_of(0, 1, 2) == untouched
+        delete_pods(job, job.pod(2))
+        waiting = f"{JOB}-r2-a{outage.attempt(2) + 1}-0"
+        until(
+            lambda: bool(waiting_reasons(job, waiting) & {"ErrImagePull", "ImagePullBackOff"}),
+            "the image is not there",
+            timeout=NOTICED,
+        )
+        assert job.trains_on()["state"] == "Degraded"
+        job.patch({"template": template})
+        delete_pods(job, waiting)
+    assert outage.restarts(2) == 2
+
+
+def test_a_pod_is_deleted(job: LiveJob) -> None:
+    with job.outage(2) as outage:
+        delete_pods(job, job.pod(2))
+    failure = outage.failure(2)
+    assert (failure["reason"], failure["action"]) == ("PodDeleted", "RestartReplicaFree")
+    assert outage.restarts(2) == 1
+    assert outage.meanwhile > 0
+
+
+def test_a_pod_is_evicted(job: LiveJob) -> None:
+    with job.outage(1) as outage:
+        pod = job.pod(1)
+        eviction = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": pod, "namespace": NAMESPACE},
+        }
+        path = f"/api/v1/namespaces/{NAMESPACE}/pods/{pod}/eviction"
+        job.kubectl("create", "--raw", path, "--filename", "-", stdin=json.dumps(eviction))
+    failure = outage.failure(1)
+    assert (failure["reason"], failure["action"]) == ("Evicted", "RestartReplicaFree")
+    assert outage.restarts(1) == 1
+    assert outage.meanwhile > 0
+
+
+def test_two_replicas_fail_at_once(job: LiveJob) -> None:
+    with job.outage(0, 2) as outage:
+        delete_pods(job, job.pod(0), job.pod(2))
+    assert [outage.restarts(replica) for replica in (0, 1, 2)] == [1, 0, 1]
+    assert outage.meanwhile > 0
+
+
+@pytest.mark.usefixtures("checkpoints")
+def test_all_replicas_fail_at_once(job: LiveJob) -> None:
+    with job.outage(0, 1, 2) as outage:
+        job.on("delete", "pods", *(job.pod(replica) for replica in (0, 1, 2)), "--grace-period=0", "--force")
+    assert [outage.restarts(replica) for replica in (0, 1, 2)] == [1, 1, 1]
+    assert job.checkpoint() >= outage.began - 2 * EVERY_STEPS
+
+
+def test_a_replica_finds_no_node(job: LiveJob, stage: Stage) -> None:
+    with job.outage(2) as outage, cordoned(stage.kubectl, *workers(stage.kubectl)):
+        delete_pods(job, job.pod(2))
+        until(lambda: unplaced(job), "the scheduler has looked at the pod", timeout=NOTICED)
+        assert job.trains_on()["state"] == "Degraded"
+    assert outage.restarts(2) == 1
+
+
+def test_the_coordinator_is_deleted(job: LiveJob) -> None:
+    before, untouched = job.status(), job.pods_of(0, 1, 2)
+    delete_pods(job, f"{JOB}-coordinator")
+    job.until(
+        lambda status: (
+            status["coordinator"]["starts"] == before["coordinator"]["starts"] + 1
+            and status["coordinator"].get("podUid", before["coordinator"]["podUid"]) != before["coordinator"]["podUid"]
+        ),
+        "another coordinator starts",
+    )
+    job.wait_for_coordinator()
+    after = job.trains_on(steps=5)
+    assert attempts(after) == attempts(before)
+    assert trains_in_full(after)
+    assert job.pods_of(0, 1, 2) == untouched
+
+
+def test_the_operator_is_deleted_while_it_restarts_a_replica(job: LiveJob) -> None:
+    with job.outage(2) as outage:
+        delete_pods(job, job.pod(2))
+        job.until(lambda status: trains_less(status, 2), "the operator has begun")
+        operator = f"--selector=app.kubernetes.io/instance={RELEASE}"
+        job.kubectl("delete", "pods", operator, "--namespace", SYSTEM, "--grace-period=0", "--force")
+    assert outage.restarts(2) == 1
+    assert outage.meanwhile > 0
+
+
+def trains_less(status: Object, replica: int) -> bool:
+    return state_of(status, replica) not in ("Active", "")
+
+
+def test_the_api_server_restarts(job: LiveJob, hardware: Hardware) -> None:
+    with job.outage(2) as outage:
+        delete_pods(job, job.pod(2))
+        hardware.restart_api_server()
+    assert outage.restarts(2) == 1
+    assert outage.meanwhile > 0
+
+
+def test_the_kubelet_of_a_node_stops(job: LiveJob, stage: Stage, hardware: Hardware) -> None:
+    before, untouched = job.status(), job.pods_of(0, 1, 2)
+    node = job.node(job.pod(2))
+    with hardware.without_kubelet(node):
+        until(lambda: not stage.ready(node), f"{node} is not ready", timeout=NOTICED)
+        job.trains_on()
+    until(lambda: stage.ready(node), f"{node} is ready", timeout=NOTICED)
+    assert attempts(job.trains_on()) == attempts(before)
+    assert job.pods_of(0, 1, 2) == untouched
+
+
+def test_the_job_is_scaled_from_2_to_4_and_to_3(job: LiveJob) -> None:
+    restarts = job.status()["restarts"]
+    for replicas, stay in ((2, (0, 1)), (4, (0, 1)), (3, (0, 1, 2))):
+        untouched = job.pods_of(*stay)
+        job.on("scale", "fthsdp", JOB, f"--replicas={replicas}")
+        full = f"{replicas}/{replicas}"
+        job.until(partial(trains, full), f"{full} replicas train")
+        assert job.trains_on()["restarts"] == restarts
+        assert job.pods_of(*stay) == untouched
+    until(lambda: len(job.pods()) == 3, "the pods of the others are gone", timeout=NOTICED)
+    job.wait_for_coordinator()
+
+
+def trains(full: str, status: Object) -> bool:
+    return trains_in_full(status) and status["ready"] == full
+
+
+@pytest.mark.usefixtures("checkpoints")
+def test_the_job_is_suspended_and_resumed(job: LiveJob) -> None:
+    before, step = job.status(), job.step()
+    job.patch({"suspend": True})
+    job.until(lambda status: status["state"] == "Suspended", "it is suspended")
+    until(lambda: not job.pods(), "its pods are gone", timeout=NOTICED)
+    job.patch({"suspend": False})
+    after = job.until(_as_written, "it trains again")
+    assert job.trains_on()["state"] == "Running"
+    assert job.checkpoint() >= step - 2 * EVERY_STEPS
+    assert after["restarts"] == before["restarts"]
+
+
+def test_the_job_is_deleted_while_a_replica_restarts(job: LiveJob) -> None:
+    delete_pods(job, job.pod(2))
+    job.until(lambda status: trains_less(status, 2), "the operator has begun")
+    job.on("delete", "fthsdp", JOB, "--wait=false")
+    kinds = "fthsdp,pods,services,secrets,configmaps,serviceaccounts,roles,rolebindings"
+    until(
+        lambda: not job.kubectl.items(kinds, "--namespace", NAMESPACE, f"--selector=fthsdp.dev/job={JOB}"),
+        "nothing of it is left",
+        timeout=NOTICED,
+    )
