@@ -15,6 +15,7 @@ server was asked (``execute``).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -22,6 +23,8 @@ from typing import Any, Generic, TypeVar
 from fthsdp_operator.observe import JobKey, NodeView, PodView
 
 __all__ = ["Mirror", "Nodes", "Pods", "Seen"]
+
+log = logging.getLogger(__name__)
 
 Manifest = Mapping[str, Any]
 V = TypeVar("V")
@@ -52,9 +55,13 @@ class Mirror(Generic[V]):
         """Everything up to this version was told."""
 
     def see(self, manifest: Manifest) -> Seen[V] | None:
-        """Return what is kept of an object; None for one that is of no interest."""
-        it = self._view(manifest)
+        """Return what is kept of an object; None for one that is of no interest, or that cannot be understood."""
         metadata = manifest["metadata"]
+        try:
+            it = self._view(manifest)
+        except (AttributeError, KeyError, TypeError, ValueError):  # it must not take all others with it
+            log.exception("%s %s is passed over", metadata.get("namespace", ""), metadata["name"])
+            return None
         return None if it is None else Seen(uid=metadata["uid"], version=_number(metadata["resourceVersion"]), it=it)
 
     def replace(self, found: Iterable[Seen[V]], version: str) -> None:

@@ -108,6 +108,7 @@ class Informer(Generic[V]):
         """List or watch once; return the seconds to wait after it."""
         try:
             if not self._version or self._clock() - self._listed >= RELIST:
+                self._listed = self._clock()  # where a list fails that need not be, the watch goes on
                 await self._list()
             return await self._watch()
         except Gap as error:
@@ -133,7 +134,7 @@ class Informer(Generic[V]):
                 version = as_of
                 self._hear()
         self.mirror.replace(found, version)
-        self._version, self._listed = version, self._clock()
+        self._version = version
         if self._forbidden:
             log.info("the right to see %s was granted", self._what)
         self.known, self._forbidden = True, False

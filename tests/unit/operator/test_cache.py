@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -139,6 +140,13 @@ def test_pods_of_no_job_are_passed_over() -> None:
     stranger = pod("a", 1)
     stranger["metadata"]["labels"] = {JOB_LABEL: "llama"}
     assert Cache(stranger, version=1).shown() == {}
+
+
+def test_a_pod_that_cannot_be_understood_does_not_take_the_others_with_it(caplog: pytest.LogCaptureFixture) -> None:
+    broken = pod("a", 1)
+    broken["metadata"]["deletionTimestamp"] = "soon"
+    assert Cache(broken, pod("b", 2), version=2).shown() == {"b": "Pending"}
+    assert "default a is passed over" in caplog.text
 
 
 def test_a_pod_whose_labels_are_taken_away_is_gone() -> None:

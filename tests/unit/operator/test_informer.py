@@ -178,6 +178,26 @@ def test_a_server_that_was_restored_from_a_copy_is_believed_within_half_an_hour(
     story(play)
 
 
+def test_a_watch_goes_on_where_a_list_that_need_not_be_fails() -> None:
+    class Heavy(Shelf):
+        async def list(self) -> Any:
+            if self.asked.count("list"):
+                raise ClusterError("504: the list takes too long")
+            async for page in super().list():
+                yield page
+
+    async def play() -> None:
+        it = Seeing(Heavy(), Shelf())
+        await it.begin()
+        await asyncio.sleep(informer.RELIST + 2 * informer.WATCH_TIME)
+        it.pods.write("ADDED", pod("a", 1))
+        await asyncio.sleep(1)
+        assert it.shown() == {"a": "Pending"}
+        await it.end()
+
+    story(play)
+
+
 def test_nothing_is_known_before_the_first_list() -> None:
     async def play() -> None:
         it = Seeing(Shelf(), Shelf())
