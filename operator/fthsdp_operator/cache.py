@@ -49,8 +49,8 @@ class Mirror(Generic[V]):
         self._view = view
         self._changed = changed
         self._known: dict[str, Seen[V]] = {}
-        self._forgotten: set[str] = set()
-        """What we know to be gone, and the watch has not told of yet."""
+        self._forgotten: dict[str, int] = {}
+        """What we know to be gone, and was not told of yet, with the version at which it was seen last."""
         self._told = 0
         """Everything up to this version was told."""
 
@@ -76,7 +76,11 @@ class Mirror(Generic[V]):
         for uid, seen in list(self._known.items()):
             if uid not in listed and (restored or seen.version <= as_of):
                 self._end(uid, None)
-        self._forgotten = set() if restored else self._forgotten & listed.keys()
+        self._forgotten = {
+            uid: version
+            for uid, version in self._forgotten.items()
+            if not restored and (uid in listed or version > as_of)
+        }
         for seen in listed.values():
             self._take(seen, even_older=restored)
         self._told = as_of
@@ -90,7 +94,7 @@ class Mirror(Generic[V]):
         seen, uid = self.see(manifest), metadata["uid"]
         if kind == "DELETED" or seen is None:
             self._end(uid, None if seen is None else seen.it)
-            self._forgotten.discard(uid)
+            self._forgotten.pop(uid, None)
         else:
             self._take(seen)
 
@@ -103,8 +107,8 @@ class Mirror(Generic[V]):
     def forget(self, uid: str) -> None:
         """Take in that an object is gone, by what the API server answered to us; the watch will tell of it as well."""
         if uid in self._known:
+            self._forgotten[uid] = self._known[uid].version
             self._end(uid, None)
-            self._forgotten.add(uid)
 
     def _take(self, seen: Seen[V], *, even_older: bool = False) -> None:
         before = self._known.get(seen.uid)

@@ -121,6 +121,15 @@ def test_what_we_have_deleted_stays_away_whatever_the_watch_tells_of_it_before_i
     assert cache.reported == [("a", "Pending", True), ("a", "Failed", True)]
 
 
+def test_what_we_have_deleted_is_not_brought_back_by_an_older_answer_after_an_older_list() -> None:
+    cache = Cache(version=1)
+    cache.mirror.put(pod("a", 4))
+    cache.mirror.forget("a")
+    cache.list(version=2)
+    cache.mirror.put(pod("a", 3))
+    assert cache.shown() == {}
+
+
 def test_what_changes_nothing_that_rules_look_at_wakes_nobody() -> None:
     cache = Cache(pod("a", 1), version=1)
     cache.mirror.hear("MODIFIED", pod("a", 2))
@@ -315,5 +324,5 @@ class Histories(RuleBasedStateMachine):
         }
 
 
-Histories.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+Histories.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
 TestHistories = Histories.TestCase
