@@ -99,6 +99,7 @@ class Informer(Generic[V]):
 
     async def follow(self) -> NoReturn:
         """Follow until cancelled."""
+        self._hear()  # silence counts from here on: an operator may have stood by for days
         while True:
             wait = await self._turn()
             if wait > 0:

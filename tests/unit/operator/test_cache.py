@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import tracemalloc
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -195,6 +198,29 @@ def test_nodes_are_found_by_name_until_they_are_gone() -> None:
     assert nodes.named(["node-7", "node-8"]) == {"node-7": seven}
     nodes.changed(seven, seven, True)
     assert nodes.named(["node-7"]) == {}
+
+
+def test_thousands_of_pods_cost_less_than_a_kilobyte_each() -> None:
+    conditions = [{"type": kind, "status": "True"} for kind in ("Initialized", "Ready", "ContainersReady")]
+
+    def listed() -> Iterator[Object]:
+        for number in range(2000):
+            it = pod(f"uid-{number}", number, phase="Running", node=f"node-{number // 8}")
+            it["status"]["conditions"] = conditions
+            it["spec"]["containers"] = [{"name": "main", "env": [{"name": "x", "value": "y" * 5000}]}]
+            yield json.loads(json.dumps(it))
+
+    tracemalloc.start()
+    try:
+        cache = Cache()
+        before, _ = tracemalloc.get_traced_memory()
+        cache.mirror.replace((seen for seen in map(cache.mirror.see, listed()) if seen is not None), "9999")
+        cache.reported.clear()
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(cache.shown()) == 2000
+    assert (after - before) / 2000 < 1000
 
 
 # --- any order --------------------------------------------------------------------------------------------------------

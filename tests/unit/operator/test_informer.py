@@ -214,6 +214,19 @@ def test_nothing_is_known_before_the_first_list() -> None:
     story(play)
 
 
+def test_the_age_of_what_is_seen_begins_when_it_is_followed() -> None:
+    async def play() -> None:
+        it = Seeing(Shelf(), Shelf())
+        it.pods.down = it.nodes.down = True
+        await asyncio.sleep(100_000)  # it stands by
+        following = asyncio.create_task(it.sight.follow())
+        await asyncio.sleep(50)
+        assert it.sight.age() == 50
+        following.cancel()
+
+    story(play)
+
+
 def test_a_namespace_that_nobody_follows_has_no_pods_to_speak_of() -> None:
     with pytest.raises(ClusterError, match="the pods of namespace team are not followed"):
         Sight(pods={"default": Shelf()}).pods("team", "llama")
