@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -179,7 +180,7 @@ def place(server: ApiServer, namespace: str, name: str) -> None:
 
 
 def test_no_deletion_is_missed_over_connections_that_are_cut_anywhere(
-    apiserver: ApiServer, namespace: str, tmp_path: Path
+    apiserver: ApiServer, namespace: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def play() -> None:
         async with seeing(apiserver, namespace, tmp_path) as it:
@@ -198,6 +199,7 @@ def test_no_deletion_is_missed_over_connections_that_are_cut_anywhere(
             there = {name: x["metadata"]["uid"] for name, x in apiserver.items("pods", namespace).items()}
             await it.until(lambda: set(deleted) <= set(it.gone) and it.shown() == there)
             assert len(there) == 8
+            assert caplog.text.count("broke, and goes on in") > 5
 
     account_made(apiserver, namespace)
     asyncio.run(play())
@@ -259,7 +261,7 @@ def test_a_pod_that_exists_is_known_once_it_was_read(apiserver: ApiServer, names
 
 
 def test_a_deletion_that_etcd_has_forgotten_is_closed_by_a_list(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An API server without a cache of its own: it sends no bookmarks, and 410 as soon as etcd was compacted."""
     if reason := why_not_here():
@@ -284,11 +286,13 @@ def test_a_deletion_that_etcd_has_forgotten_is_closed_by_a_list(
             assert it.gone == []
             it.wire.closed = False
             await it.until(lambda: it.gone == [uid])
+            assert "the watch of pods of default has a gap" in caplog.text
             assert list(it.shown()) == ["llama-1"]
             second = it.shown()["llama-1"]
             await asyncio.to_thread(elsewhere, server, "default", "delete", "pod", "llama-1", "--force")
             await it.until(lambda: it.gone == [uid, second])
 
+    caplog.set_level(logging.INFO)
     with running(tmp_path, "--watch-cache=false") as server:
         account_made(server, "default")
         asyncio.run(play(server))
