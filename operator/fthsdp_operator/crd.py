@@ -32,6 +32,7 @@ _COLUMNS = (
     ("Ready", "string", ".status.ready", "Replicas that train, of those wanted.", _ALWAYS),
     ("Min", "integer", ".spec.minReplicas", "Replicas below which the job pauses.", _ALWAYS),
     ("Spares", "string", ".status.spares", "Spares that are ready, of those wanted.", _WIDE),
+    ("Up-to-date", "integer", ".status.updatedReplicas", "Replicas that run the template as it is.", _WIDE),
     ("Abandoned", "integer", ".status.abandonedReplicas", "Replicas that failed and are not restarted.", _WIDE),
     ("Step", "integer", ".status.step", "Newest final step.", _ALWAYS),
     ("Samples/s", "number", ".status.samplesPerSecond", "Samples trained in a second.", _WIDE),

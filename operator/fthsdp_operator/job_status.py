@@ -9,6 +9,8 @@ from fthsdp_operator.actions import Event
 from fthsdp_operator.api import Condition, CoordinatorStatus, Job, JobState, JobStatus, ReplicaState, ReplicaStatus
 from fthsdp_operator.observe import Observed
 from fthsdp_operator.replicas import READY
+from fthsdp_operator.revision import revision_of
+from fthsdp_operator.roll import STALLED, progress
 
 __all__ = ["PROGRESS", "milestones", "newest_failure", "status_of"]
 
@@ -44,6 +46,11 @@ def status_of(
         ready_replicas=ready,
         abandoned_replicas=sum(entry.state is ReplicaState.ABANDONED for entry in entries),
         selector=render.selector(job.name),
+        current_revision=_current_revision(job, entries),
+        update_revision=revision_of(job.spec),
+        updated_replicas=sum(
+            entry.revision == revision_of(job.spec) and _has_pods(observed, entry) for entry in entries
+        ),
         restarts=sum(entry.restarts for entry in entries),
         **_progress(job, observed, now, moved=(state, f"{ready}/{wanted}") != (before.state, before.ready)),
         last_failure=newest_failure(entries),
@@ -77,6 +84,13 @@ def _progress(job: Job, observed: Observed, now: float, *, moved: bool) -> dict[
 def _has_pods(observed: Observed, entry: ReplicaStatus) -> bool:
     """Those that an abandoned replica has left behind do not count."""
     return entry.state is not ReplicaState.ABANDONED and bool(observed.group(entry.index, entry.attempt))
+
+
+def _current_revision(job: Job, entries: tuple[ReplicaStatus, ...]) -> str:
+    """The revision that all run; until all run the newest one, the one before it."""
+    wanted = revision_of(job.spec)
+    old = [entry.revision for entry in entries if entry.state is not ReplicaState.REMOVED]
+    return wanted if set(old) <= {wanted} else job.status.current_revision or wanted
 
 
 def _state(job: Job, observed: Observed, ready: int, *, over: bool, started: bool) -> JobState:
@@ -115,12 +129,21 @@ def _conditions(
     rows = (
         ("Accepted", not observed.foreign, *_acceptance(observed)),
         ("Available", enough, "EnoughReplicas" if enough else "TooFewReplicas", training),
+        ("Progressing", *_progress(job, observed, entries, state)),
         ("Degraded", short, "ReplicasMissing" if short else "NoneMissing", away if short else ""),
         ("Suspended", state is JobState.SUSPENDED, "SuspendIsTrue" if job.spec.suspend else "SuspendIsFalse", ""),
         ("Complete", state is JobState.COMPLETE, *_ending(state, JobState.COMPLETE, verdict)),
         ("Failed", state is JobState.FAILED, *_ending(state, JobState.FAILED, verdict)),
     )
     return tuple(_condition(job, *row, now=now) for row in rows)
+
+
+def _progress(
+    job: Job, observed: Observed, entries: tuple[ReplicaStatus, ...], state: JobState
+) -> tuple[bool, str, str]:
+    if state in (JobState.SUSPENDED, JobState.COMPLETE, JobState.FAILED):
+        return False, f"{state}", ""
+    return progress(job, observed, entries)
 
 
 def _acceptance(observed: Observed) -> tuple[str, str]:
@@ -138,7 +161,7 @@ def _ending(state: JobState, end: JobState, verdict: tuple[str, str]) -> tuple[s
 
 
 def _condition(job: Job, kind: str, holds: bool, reason: str, message: str, *, now: float) -> Condition:
-    before = next((condition for condition in job.status.conditions if condition.type == kind), None)
+    before = _condition_of(job.status, kind)
     status = "True" if holds else "False"
     since = before.last_transition_time if before is not None and before.status == status else now
     return Condition(
@@ -152,7 +175,28 @@ def _condition(job: Job, kind: str, holds: bool, reason: str, message: str, *, n
 
 
 def milestones(job: Job, status: JobStatus) -> tuple[Event, ...]:
-    """Events that follow from how the job's state moved."""
+    """Events that follow from how the job's state moved, and its roll."""
+    return (*_news_of_the_state(job, status), *_news_of_the_roll(job, status))
+
+
+def _news_of_the_roll(job: Job, status: JobStatus) -> tuple[Event, ...]:
+    before, after = (_condition_of(it, "Progressing") for it in (job.status, status))
+    if before is None or after is None or before.reason == after.reason:
+        return ()
+    if after.reason in (STALLED, "NoRoom"):
+        return (Event(warning=True, reason=after.reason, message=after.message),)
+    if after.reason == "UpToDate" and before.reason in (STALLED, "NoRoom", "Rolling", "Recreating"):
+        return (
+            Event(reason="RolledOut", message=f"all replicas run the template of revision {status.update_revision}"),
+        )
+    return ()
+
+
+def _condition_of(status: JobStatus, kind: str) -> Condition | None:
+    return next((condition for condition in status.conditions if condition.type == kind), None)
+
+
+def _news_of_the_state(job: Job, status: JobStatus) -> tuple[Event, ...]:
     if job.status.state is status.state:
         return ()
     training = f"{status.ready} replicas train"

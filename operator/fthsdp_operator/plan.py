@@ -23,6 +23,7 @@ from fthsdp_operator.api import KIND, Condition, Job, JobState, JobStatus, Repli
 from fthsdp_operator.coordinator_pod import keep_coordinator
 from fthsdp_operator.job_status import milestones, newest_failure, status_of
 from fthsdp_operator.observe import Observed
+from fthsdp_operator.roll import roll
 
 __all__ = ["COORDINATOR_LINGER", "POLL", "plan", "refuse"]
 
@@ -47,9 +48,12 @@ def plan(job: Job, observed: Observed, now: float) -> Plan:
 
 
 def _running(job: Job, observed: Observed, now: float) -> Plan:
-    entries = replicas.taken_back(job, [replicas.entry_now(job, observed, index) for index in range(job.spec.groups)])
+    known = [replicas.entry_now(job, observed, index, now) for index in range(job.spec.groups)]
+    entries = replicas.taken_back(job, known)
     over = run.run_is_over(observed) or any(entry.state is ReplicaState.FINISHED for entry in entries)
     groups = replicas.decide(job, observed, entries, now, over=over)
+    if not over and all(group.give_up is None for group in groups):
+        groups = roll(job, observed, groups, now)
     removed = list(replicas.surplus(job, observed, groups, now))
     everything = tuple(group.entry for group in (*groups, *removed))
     hopeless = next((group.give_up for group in groups if group.give_up is not None), None)

@@ -21,12 +21,14 @@ from fthsdp_operator.api import (
     KIND,
     POD_INDEX_LABEL,
     REPLICA_LABEL,
+    REVISION_LABEL,
     ROLE_LABEL,
     Job,
     Role,
     coordinator_name,
     pod_name,
 )
+from fthsdp_operator.revision import revision_of
 
 __all__ = [
     "COORDINATOR_PORT",
@@ -79,6 +81,7 @@ def training_pod(job: Job, *, replica: int, attempt: int, index: int) -> Manifes
     metadata, spec = template.get("metadata") or {}, template["spec"]
     numbers = {REPLICA_LABEL: replica, ATTEMPT_LABEL: attempt, POD_INDEX_LABEL: index}
     ours = _labels(job, Role.TRAINER) | {label: str(number) for label, number in numbers.items()}
+    ours[REVISION_LABEL] = revision_of(job.spec)
     spec |= {"restartPolicy": "Never", "hostname": name, "subdomain": job.name}
     spec["volumes"] = [*(spec.get("volumes") or []), *_volumes(job)]
     env = _environment(job, replica, attempt, index)

@@ -11,8 +11,21 @@ from fthsdp_operator import policy, render, run
 from fthsdp_operator.actions import Create, Delete, Event, Step, Tell, delete, tell
 from fthsdp_operator.api import Failure, Job, ReplicaState, ReplicaStatus, RuleAction
 from fthsdp_operator.observe import Observed
+from fthsdp_operator.revision import revision_of
 
-__all__ = ["ENDED", "READY", "STRAGGLER_GRACE", "Group", "at_rest", "decide", "entry_now", "surplus", "taken_back"]
+__all__ = [
+    "ENDED",
+    "OUT",
+    "READY",
+    "STRAGGLER_GRACE",
+    "Group",
+    "at_rest",
+    "decide",
+    "entry_now",
+    "replaced",
+    "surplus",
+    "taken_back",
+]
 
 STRAGGLER_GRACE = 20.0
 """Seconds for which training pods may still run after the coordinator has exited at the end of the run."""
@@ -33,12 +46,15 @@ class Group(Step):
     """The job fails because of it."""
 
 
-def entry_now(job: Job, observed: Observed, index: int) -> ReplicaStatus:
+def entry_now(job: Job, observed: Observed, index: int, now: float) -> ReplicaStatus:
     """Bring the recorded state of a replica up to what is there, as far as that costs nothing."""
     entry = job.status.replica(index) or ReplicaStatus(index=index)
-    entry = entry.model_copy(update={"last_failure": policy.with_exit_code(entry.last_failure, observed)})
-    if entry.state in (ReplicaState.SUSPENDED, ReplicaState.REMOVED):
-        return _anew(entry)
+    known = {"last_failure": policy.with_exit_code(entry.last_failure, observed)}
+    entry = entry.model_copy(update={"revision": entry.revision or revision_of(job.spec), **known})
+    if entry.state is ReplicaState.SUSPENDED and _still_stopping(job, observed, now):
+        return entry
+    if entry.state in (ReplicaState.SUSPENDED, ReplicaState.REMOVED) or _has_hope(job, entry):
+        return _anew(job, entry)
     if entry.state in ENDED and run.waits_for_others(job, observed):  # the run is not over, as it had seemed
         return entry.model_copy(update={"state": ReplicaState.STARTING})
     if entry.state not in OUT and _finished(job, observed, entry):
@@ -46,15 +62,31 @@ def entry_now(job: Job, observed: Observed, index: int) -> ReplicaStatus:
     return entry
 
 
-def _anew(entry: ReplicaStatus) -> ReplicaStatus:
-    """A person has brought a replica back: it starts with its whole budget."""
+def _still_stopping(job: Job, observed: Observed, now: float) -> bool:
+    """Who starts from a checkpoint waits for those who may be writing it."""
+    if job.spec.checkpoint is None:
+        return False
+    resting = {it.index for it in job.status.replica_statuses if it.state is ReplicaState.SUSPENDED}
+    return run.stopped_by(observed, resting, now) > now
+
+
+def _has_hope(job: Job, entry: ReplicaStatus) -> bool:
+    """It failed, and since then its template was changed: that may be the remedy, and is tried at once."""
+    return entry.state in (ReplicaState.BACKOFF, ReplicaState.ABANDONED) and entry.revision != revision_of(job.spec)
+
+
+def _anew(job: Job, entry: ReplicaStatus) -> ReplicaStatus:
+    """A person has brought a replica back, or changed what it runs: it starts with its whole budget."""
     return entry.model_copy(
         update={
             "state": ReplicaState.PENDING,
             "attempt": entry.attempt + 1,
+            "revision": revision_of(job.spec),
             "recent_restarts": (),
             "restarts_in_a_row": 0,
             "ready_since": None,
+            "next_restart_time": None,
+            "first_exit_time": None,
         }
     )
 
@@ -63,7 +95,7 @@ def taken_back(job: Job, entries: list[ReplicaStatus]) -> list[ReplicaStatus]:
     """Take abandoned replicas back without which the job could never train: only a change of its spec leads there."""
     abandoned = [entry.index for entry in entries if entry.state is ReplicaState.ABANDONED]
     lacking = max(job.spec.min_replicas - (len(entries) - len(abandoned)), 0)
-    return [_anew(entry) if entry.index in abandoned[:lacking] else entry for entry in entries]
+    return [_anew(job, entry) if entry.index in abandoned[:lacking] else entry for entry in entries]
 
 
 def _finished(job: Job, observed: Observed, entry: ReplicaStatus) -> bool:
@@ -105,9 +137,10 @@ def _given_up(entry: ReplicaStatus, failure: Failure | None, verdict: policy.Ver
 
 
 def _failure(job: Job, observed: Observed, entry: ReplicaStatus, now: float) -> Failure | None:
-    if entry.state in OUT:
+    if entry.state in (*OUT, ReplicaState.SUSPENDED):
         return None
-    return policy.failure_of(job, observed, entry, now, complete=entry.state not in _WAITING)
+    failure = policy.failure_of(job, observed, entry, now, complete=entry.state not in _WAITING)
+    return None if failure is None else failure.model_copy(update={"revision": entry.revision})
 
 
 def _group(job: Job, observed: Observed, entry: ReplicaStatus, now: float, *, over: bool) -> Group:
@@ -116,8 +149,11 @@ def _group(job: Job, observed: Observed, entry: ReplicaStatus, now: float, *, ov
     stale = delete(older, f"attempt {entry.attempt} has taken its place")
     if entry.state in OUT:
         return Group(entry=entry, actions=(*stale, *_useless(observed, entry)))
-    if over and entry.state in _WAITING:
+    if over and entry.state in (*_WAITING, ReplicaState.SUSPENDED):
         return Group(entry=entry.model_copy(update={"state": ReplicaState.FAILED, "next_restart_time": None}))
+    if entry.state is ReplicaState.SUSPENDED:
+        running = (pod for pod in observed.trainers if pod.replica == entry.index and not pod.over)
+        return Group(entry=entry, actions=delete(running, "its replica starts again when all have stopped"))
     if _too_late(observed, entry, now, over=over):
         late = entry.model_copy(update={"state": ReplicaState.FAILED})
         return Group(entry=late, actions=(*stale, *_useless(observed, late)))
@@ -271,6 +307,7 @@ def _next_attempt(job: Job, entry: ReplicaStatus, restart_at: float, now: float)
         update={
             "state": ReplicaState.BACKOFF if waits else ReplicaState.PENDING,
             "attempt": entry.attempt + 1,
+            "revision": revision_of(job.spec),
             "next_restart_time": restart_at if waits else None,
             "first_exit_time": None,
         }
@@ -284,6 +321,20 @@ def _restart_event(entry: ReplicaStatus, failure: Failure, now: float) -> Event:
     cost = ", at no cost" if failure.action is RuleAction.RESTART_REPLICA_FREE else ""
     line = f"{policy.failure_line(entry.index, failure)}{detail}; attempt {entry.attempt} starts {when}{cost}"
     return Event(warning=True, reason="ReplicaFailed", message=line, replica=entry.index, attempt=entry.attempt - 1)
+
+
+def replaced(job: Job, observed: Observed, entry: ReplicaStatus, now: float) -> Group:
+    """Replace a replica because its template was changed: it leaves at a step boundary, as when a pod is deleted."""
+    after = _anew(job, entry)
+    pods = (pod for pod in observed.trainers if pod.replica == entry.index)
+    old = delete(pods, f"the template was changed, and its replica starts again as attempt {after.attempt}")
+    event = Event(
+        reason="ReplicaReplaced",
+        message=f"replica {entry.index} gets the changed template: attempt {after.attempt}, revision {after.revision}",
+        replica=entry.index,
+        attempt=after.attempt,
+    )
+    return Group(entry=after, actions=(*old, *_growing(job, observed, after, (), now).actions), events=(event,))
 
 
 def surplus(job: Job, observed: Observed, groups: Iterable[Group], now: float) -> Iterator[Group]:

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Container
 
+from fthsdp.coordinator.messages import Role
+from fthsdp_operator import render
 from fthsdp_operator.api import Job, ReplicaState, ReplicaStatus
-from fthsdp_operator.observe import Observed
+from fthsdp_operator.observe import Observed, PodView
 
 __all__ = [
+    "STOP_SLACK",
     "all_exited_well",
     "can_leave",
     "effective_training_time",
     "exited_well",
+    "knows_who_trains",
     "loss",
     "run_is_over",
     "samples_per_second",
     "step",
+    "stopped_by",
     "tokens_per_second",
     "trains",
     "waits_for_others",
@@ -30,6 +36,30 @@ def can_leave(job: Job, observed: Observed, replica: int, attempt: int, now: flo
     pods = observed.group(replica, attempt)
     running = [pod for pod in pods if pod.phase == "Running" and not pod.reason]
     return len(running) == job.spec.pods_per_replica and all(p.gone_by is None or now < p.gone_by for p in running)
+
+
+STOP_SLACK = 2.0
+"""Seconds past its grace period after which a pod counts as stopped: its node does not answer, and may never."""
+
+
+def stopped_by(observed: Observed, replicas: Container[int], now: float) -> float:
+    """Return the Unix time at which the last training pod of these replicas counts as stopped; 0 when none runs."""
+    return max((_stops_at(pod, now) for pod in observed.trainers if pod.replica in replicas), default=0.0)
+
+
+def _stops_at(pod: PodView, now: float) -> float:
+    if pod.over:
+        return 0.0
+    at = math.inf if pod.gone_by is None else pod.gone_by + STOP_SLACK
+    return at if at > now else 0.0
+
+
+def knows_who_trains(job: Job, observed: Observed) -> bool:
+    """The coordinator answers, has the job's present numbers, and enough train for it to let somebody go."""
+    pod, known = observed.coordinator_pod, observed.coordinator
+    if pod is None or known is None or not pod.alive or pod.config != render.coordinator_config(job):
+        return False
+    return not known.paused and any(member.role is Role.ACTIVE for member in known.replicas)
 
 
 def run_is_over(observed: Observed) -> bool:

@@ -35,6 +35,7 @@ from fthsdp_operator.api.names import (
     REPLICA_LABEL,
     RESERVED_ENV,
     RESERVED_ENV_PREFIX,
+    REVISION_LABEL,
     ROLE_LABEL,
     TRANSPORT_ENV,
     VERSION,
@@ -54,6 +55,7 @@ from fthsdp_operator.api.status import (
     ReplicaState,
     ReplicaStatus,
 )
+from fthsdp_operator.api.update_policy import UpdatePolicy, UpdateType
 
 __all__ = [
     "API_VERSION",
@@ -70,6 +72,7 @@ __all__ = [
     "REPLICA_LABEL",
     "RESERVED_ENV",
     "RESERVED_ENV_PREFIX",
+    "REVISION_LABEL",
     "ROLE_LABEL",
     "TRANSPORT_ENV",
     "VERSION",
@@ -98,6 +101,8 @@ __all__ = [
     "RuleAction",
     "Time",
     "TlsSpec",
+    "UpdatePolicy",
+    "UpdateType",
     "coordinator_name",
     "format_time",
     "parse_job",

@@ -25,6 +25,7 @@ __all__ = [
     "REPLICA_LABEL",
     "RESERVED_ENV",
     "RESERVED_ENV_PREFIX",
+    "REVISION_LABEL",
     "ROLE_LABEL",
     "TRANSPORT_ENV",
     "VERSION",
@@ -47,6 +48,8 @@ JOB_UID_LABEL = f"{GROUP}/job-uid"
 REPLICA_LABEL = f"{GROUP}/replica"
 ATTEMPT_LABEL = f"{GROUP}/attempt"
 POD_INDEX_LABEL = f"{GROUP}/pod-index"
+REVISION_LABEL = f"{GROUP}/revision"
+"""Of the template from which a training pod was made. For people: what counts is in the status."""
 ROLE_LABEL = f"{GROUP}/role"
 """trainer or coordinator."""
 CONFIG_ANNOTATION = f"{GROUP}/coordinator-config"

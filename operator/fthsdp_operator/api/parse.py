@@ -35,6 +35,7 @@ from fthsdp_operator.api.names import (
 )
 from fthsdp_operator.api.spec import LR_RULE, REPLICAS_RULE, SPARES_RULE, STALL_RULE, Checkpoint, JobSpec
 from fthsdp_operator.api.template import ENV_RULE, RESTART_RULE
+from fthsdp_operator.api.update_policy import RECREATE_RULE, UpdateType
 
 __all__ = ["parse_job"]
 
@@ -79,6 +80,8 @@ def _complaints(spec: JobSpec) -> Iterator[str]:
         yield f"spec.{SPARES_RULE} (they are {spec.replicas} and {spec.spares})"
     if spec.batch_policy is BatchPolicy.CONSTANT and spec.lr_policy is not LrPolicy.NONE:
         yield f"spec.{LR_RULE} (it is {spec.lr_policy})"
+    if spec.update_policy.type is UpdateType.RECREATE and spec.checkpoint is None:
+        yield f"spec.{RECREATE_RULE}"
     if spec.failure_policy.backoff.initial_seconds > spec.failure_policy.backoff.max_seconds:
         yield f"spec.failurePolicy.{BACKOFF_RULE}"
     if spec.coordinator.stall_timeout_seconds <= spec.coordinator.silence_timeout_seconds + 10:

@@ -11,6 +11,7 @@ from fthsdp_operator.api.failure_policy import CONTAINER_RULE, FailurePolicy
 from fthsdp_operator.api.names import MAX_PODS, MAX_PROCESSES, MAX_REPLICAS
 from fthsdp_operator.api.parts import SpecPart
 from fthsdp_operator.api.template import TEMPLATE_SCHEMA
+from fthsdp_operator.api.update_policy import RECREATE_RULE, UpdatePolicy
 
 __all__ = ["LR_RULE", "REPLICAS_RULE", "SPARES_RULE", "Checkpoint", "CoordinatorSpec", "JobSpec", "TlsSpec"]
 
@@ -97,7 +98,7 @@ LR_RULE = (
     " Shrink"
 )
 _FIXED_RULE = (
-    "batchPolicy, lrPolicy, checkpoint and tls have to be the same for all replicas, so they cannot be changed while"
+    "batchPolicy, lrPolicy, processesPerPod, checkpoint and tls have to be the same for all replicas, so they cannot be changed while"
     " pods run: suspend the job first"
 )
 _PODS_RULE = "podsPerReplica cannot be changed while the job exists: delete the job and create it anew"
@@ -135,11 +136,17 @@ class JobSpec(SpecPart):
                 {
                     "rule": (
                         "oldSelf.suspend || (self.batchPolicy == oldSelf.batchPolicy"
-                        " && self.lrPolicy == oldSelf.lrPolicy && has(self.checkpoint) == has(oldSelf.checkpoint)"
+                        " && self.lrPolicy == oldSelf.lrPolicy && self.processesPerPod == oldSelf.processesPerPod"
+                        " && has(self.checkpoint) == has(oldSelf.checkpoint)"
                         " && (!has(self.checkpoint) || self.checkpoint == oldSelf.checkpoint)"
                         " && has(self.tls) == has(oldSelf.tls) && (!has(self.tls) || self.tls == oldSelf.tls))"
                     ),
                     "message": _FIXED_RULE,
+                },
+                {
+                    "rule": "self.updatePolicy.type != 'Recreate' || has(self.checkpoint)",
+                    "message": RECREATE_RULE,
+                    "fieldPath": ".updatePolicy.type",
                 },
                 {"rule": _CONTAINER_CEL, "message": CONTAINER_RULE, "fieldPath": ".failurePolicy.rules"},
             ]
@@ -164,6 +171,8 @@ class JobSpec(SpecPart):
     """Ranks in each pod. Above 1 the command is torchrun, which reads this number from PET_NPROC_PER_NODE."""
     template: dict[str, Any] = Field(json_schema_extra=TEMPLATE_SCHEMA)
     """The pod that all replicas run, a PodTemplateSpec. Each finds who it is in its environment (FTHSDP_REPLICA, …)."""
+    update_policy: UpdatePolicy = UpdatePolicy()
+    """What happens to replicas that run when the template is changed."""
     coordinator: CoordinatorSpec = CoordinatorSpec()
     """The pod that numbers the memberships of the job."""
     failure_policy: FailurePolicy = FailurePolicy()

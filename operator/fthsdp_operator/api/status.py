@@ -82,6 +82,8 @@ class Failure(StatusPart):
     """What was asked for: RestartReplica, RestartReplicaFree (which costs no budget), AbandonReplica or FailJob."""
     rule: str | None = None
     """Name of the rule of failurePolicy that asked for it; unset where none of them matched."""
+    revision: str | None = None
+    """Revision of the template that the replica ran."""
 
 
 class ReplicaStatus(StatusPart):
@@ -93,8 +95,10 @@ class ReplicaStatus(StatusPart):
     """Pending, Starting, CatchingUp, Active, Spare, Backoff, Finished, Failed, Abandoned, Suspended or Removed."""
     attempt: int = 0
     """Incarnation; part of the pods' names. Written here before the pods of the one before are deleted."""
+    revision: str | None = None
+    """Revision of the template from which the pods of this attempt are made."""
     restarts: int = 0
-    """Restarts so far."""
+    """Restarts after failures so far."""
     recent_restarts: tuple[Time, ...] = ()
     """Those that cost budget, within the longer window of failurePolicy.perReplica and failurePolicy.job."""
     restarts_in_a_row: int = 0
@@ -156,8 +160,14 @@ class JobStatus(StatusPart):
     """Selects the job's training pods."""
     abandoned_replicas: int = 0
     """Replicas that failed and are not restarted, while the others train on."""
+    current_revision: str | None = None
+    """Revision of the template that all replicas ran last; while a changed one is on its way to them, the one before."""
+    update_revision: str | None = None
+    """Revision of the template in the spec."""
+    updated_replicas: int = 0
+    """Replicas with pods of that revision, spares included."""
     restarts: int = 0
-    """Restarts of replicas so far."""
+    """Restarts of replicas after failures so far."""
     step: int = 0
     """Newest final step."""
     loss: float | None = None
@@ -178,7 +188,7 @@ class JobStatus(StatusPart):
         tuple[Condition, ...],
         Field(json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}),
     ] = ()
-    """Available, Degraded, Suspended, Complete, Failed, Accepted."""
+    """Available, Progressing, Degraded, Suspended, Complete, Failed, Accepted."""
     replica_statuses: Annotated[
         tuple[ReplicaStatus, ...],
         Field(json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["index"]}),

@@ -81,8 +81,8 @@ def starts_finished_replicas_again(patch: Patch) -> None:
     """A replica that has finished is taken for one that came back."""
     original = replicas.entry_now
 
-    def entry_now(job: Job, observed: Observed, index: int) -> ReplicaStatus:
-        entry = original(job, observed, index)
+    def entry_now(job: Job, observed: Observed, index: int, now: float) -> ReplicaStatus:
+        entry = original(job, observed, index, now)
         known = job.status.replica(index)
         if known is None or known.state is not ReplicaState.FINISHED:
             return entry

@@ -52,6 +52,11 @@ def _random_spec(random: Random) -> dict[str, Any]:
         "minReplicas": random.randint(1, replicas),
         "spares": random.choice([0, 0, 0, 1]),
         "podsPerReplica": random.choice([1, 2, 2, 3]),
+        "updatePolicy": {
+            "type": random.choice(["Rolling", "Rolling", "OnRestart"]),
+            "maxUnavailable": random.choice([1, 1, 2]),
+        },
+        **random.choice([{}, {"checkpoint": {"path": "/checkpoints", "everySteps": 10}}]),
         "template": {"spec": {"containers": [{"name": "main", "image": "x", "command": ["train"]}]}},
         "failurePolicy": {
             "perReplica": budget,

@@ -22,11 +22,13 @@ from fthsdp_operator.api import (
     JobStatus,
     ReplicaState,
     ReplicaStatus,
+    UpdateType,
     parse_job,
 )
 from fthsdp_operator.cluster import Manifest
 from fthsdp_operator.observe import Observed
 from fthsdp_operator.render import coordinator_config
+from fthsdp_operator.revision import revision_of
 
 if TYPE_CHECKING:
     from tests.simulation.operator.operators import Operator
@@ -83,6 +85,7 @@ class Checks:
         self._rests(operator)
         self._wakes_in_time(job, now, todo)
         self._holds_the_minimum(job, observed, todo)
+        self._rolls_gently(job, observed, todo)
         there = self._world.server.get(KIND, job.name)
         if there is None or there["metadata"]["resourceVersion"] != job.metadata.resource_version:
             return  # its status comes too late, and then nothing is done
@@ -117,6 +120,8 @@ class Checks:
         """Who trains is not taken away while fewer than minReplicas would be left, as far as anybody can know."""
         if job.spec.suspend or todo.status.terminal or observed.coordinator is None or observed.coordinator.finished:
             return
+        if job.spec.update_policy.type is UpdateType.RECREATE and _stopping(todo):
+            return  # that is what it is for
         deleted = {action.uid for action in todo.actions if isinstance(action, Delete)}
         going = {(pod.replica, pod.attempt) for pod in observed.trainers if pod.uid in deleted and pod.replica >= 0}
         active = {(it.replica, it.attempt) for it in observed.coordinator.replicas if it.role is Role.ACTIVE}
@@ -127,6 +132,36 @@ class Checks:
                 f"the replicas and attempts {sorted(healthy)} are taken away, and {len(left)} replicas are left that"
                 f" train: minReplicas is {job.spec.min_replicas}"
             )
+
+    def _rolls_gently(self, job: Job, observed: Observed, todo: Plan) -> None:
+        """A changed template takes only as many away as the user allows, and nobody who has it already."""
+        wanted, policy = revision_of(job.spec), job.spec.update_policy
+        active = {(it.replica, it.attempt) for it in self._members(observed) if it.role is Role.ACTIVE}
+        taken = [old for old, new in self._pairs(job, todo) if _rolled(old, new) and (old.index, old.attempt) in active]
+        if not taken:
+            return
+        numbers = [old.index for old in taken]
+        if any(old.revision == wanted for old in taken):
+            self.fail(f"the replicas {numbers} are replaced, and one of them runs the template as it is")
+        if policy.type is not UpdateType.ROLLING:
+            self.fail(f"the replicas {numbers} are replaced, and updatePolicy.type is {policy.type}")
+        entries = [it for it in todo.status.replica_statuses if it.index < job.spec.groups]
+        away = sum(it.state not in (*_TRAIN, ReplicaState.FAILED, ReplicaState.ABANDONED) for it in entries)
+        if away > policy.max_unavailable:
+            self.fail(
+                f"the replicas {numbers} are replaced, and {away} are away: maxUnavailable is {policy.max_unavailable}"
+            )
+        if sum(it.state in _TRAIN for it in entries) < job.spec.min_replicas:
+            self.fail(f"the replicas {numbers} are replaced, and fewer than {job.spec.min_replicas} are left")
+
+    @staticmethod
+    def _members(observed: Observed) -> tuple[Any, ...]:
+        return observed.coordinator.replicas if observed.coordinator is not None else ()
+
+    @staticmethod
+    def _pairs(job: Job, todo: Plan) -> list[tuple[ReplicaStatus, ReplicaStatus]]:
+        pairs = ((job.status.replica(new.index), new) for new in todo.status.replica_statuses)
+        return [(old, new) for old, new in pairs if old is not None]
 
     # --- the status ---------------------------------------------------------------------------------------------------
 
@@ -175,6 +210,8 @@ class Checks:
             if restarts:
                 self.fail(f"{what}: coming back costs a restart")
             return
+        if _rolled(old, new):
+            return  # whether that was right is seen where it is planned
         self._is_paid_for(job, old, new, what)
         if not self._world.blamed(job.metadata.uid, (old.index, old.attempt)):
             self.fail(f"{what}: nothing had happened to it")
@@ -285,8 +322,8 @@ class Checks:
             return  # the job or its status is another one by now
         if who[1] == entry.attempt and entry.state not in (*_ENDED, *_AWAY):
             self.fail(f"{operator.name} deletes {name} before the status says why: replica {who[0]} is {entry.state}")
-        if who[0] >= job.spec.groups:
-            return  # the user has scaled it away
+        if who[0] >= job.spec.groups or entry.state is ReplicaState.SUSPENDED:
+            return  # the user has scaled it away, or all stop to start again
         blamed = self._world.blamed(job.metadata.uid, who)
         if who[1] == entry.attempt and not blamed and not self._is_over(job, written):
             self.fail(f"{operator.name} deletes {name}, and nothing had happened to that replica")
@@ -329,6 +366,15 @@ class Checks:
         left = [f"{kind} {name}" for kind, name in self._world.server.objects]
         if left:
             self.fail(f"the job is deleted, and there is still {', '.join(left)}")
+
+
+def _rolled(old: ReplicaStatus, new: ReplicaStatus) -> bool:
+    """It starts again with another template, at no cost."""
+    return new.attempt > old.attempt and new.revision != old.revision and new.restarts == old.restarts
+
+
+def _stopping(todo: Plan) -> bool:
+    return any(entry.state is ReplicaState.SUSPENDED for entry in todo.status.replica_statuses)
 
 
 def _who(pod: Mapping[str, Any]) -> tuple[int, int]:

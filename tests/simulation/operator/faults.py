@@ -59,6 +59,9 @@ class Kind(StrEnum):
     SCALE = "scale"
     CHANGE_SPARES = "change-spares"
     SUSPEND = "suspend"
+    CHANGE_TEMPLATE = "change-template"
+    BREAK_TEMPLATE = "break-template"
+    CHANGE_UPDATES = "change-updates"
     DELETE_JOB = "delete-job"
     DELETE_IN_FOREGROUND = "delete-in-foreground"
     CREATE_ANEW = "create-anew"
@@ -66,7 +69,7 @@ class Kind(StrEnum):
 
 
 OFTEN = (Kind.EXIT, Kind.DELETE_POD, Kind.FORCE_DELETE, Kind.SCALE, Kind.KILL_OPERATOR)
-CROSSFIRE = [Kind.EXIT, Kind.DELETE_GROUP, Kind.SCALE, Kind.SECOND_OPERATOR, Kind.SLOW_CALLS, Kind.LATE_EVENTS]
+CROSSFIRE = [Kind.EXIT, Kind.DELETE_GROUP, Kind.SCALE, Kind.CHANGE_TEMPLATE, Kind.SECOND_OPERATOR, Kind.SLOW_CALLS, Kind.LATE_EVENTS]
 """What users and operators do to each other while replicas fail."""
 FINAL = (Kind.DELETE_JOB, Kind.DELETE_IN_FOREGROUND, Kind.CREATE_ANEW)
 
@@ -335,6 +338,21 @@ def _resume(world: World) -> None:
         world.change(suspend=False)
 
 
+def _change_template(world: World, fault: Fault) -> None:
+    world.change_template(f"v{fault.number % 4}")
+
+
+def _break_template(world: World, fault: Fault) -> None:
+    """An image that does not exist, or a program that fails at once; after a while it is corrected."""
+    world.change_template(("typo", "fails")[fault.number % 2])
+    world.after(4 * fault.seconds, world.correct_template)
+
+
+def _change_updates(world: World, fault: Fault) -> None:
+    kind = ("Rolling", "OnRestart", "Recreate")[fault.number % 3]
+    world.change(updatePolicy={"type": kind, "maxUnavailable": 1 + fault.number % 2})
+
+
 def _delete_job(world: World, fault: Fault) -> None:
     world.delete_job()
 
@@ -393,6 +411,9 @@ _ACTS: dict[Kind, Callable[[World, Fault], None]] = {
     Kind.SCALE: _scale,
     Kind.CHANGE_SPARES: _change_spares,
     Kind.SUSPEND: _suspend,
+    Kind.CHANGE_TEMPLATE: _change_template,
+    Kind.BREAK_TEMPLATE: _break_template,
+    Kind.CHANGE_UPDATES: _change_updates,
     Kind.DELETE_JOB: _delete_job,
     Kind.DELETE_IN_FOREGROUND: _delete_in_foreground,
     Kind.CREATE_ANEW: _create_anew,

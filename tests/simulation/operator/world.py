@@ -14,7 +14,7 @@ from typing import Any
 from unittest.mock import patch
 
 from tests.simulation.operator.checks import Checks
-from tests.simulation.operator.nodes import Nodes
+from tests.simulation.operator.nodes import BAD_IMAGES, Nodes
 from tests.simulation.operator.operators import AT_WORK, Operator
 from tests.simulation.operator.server import Server, uid_of
 from tests.simulation.operator.training import Training
@@ -186,6 +186,17 @@ class World:
             self.note(f"the user sets {spec}")
             self.server.change_job(NAME, **spec)
 
+    def change_template(self, image: str) -> None:
+        """A user changes the image of the template."""
+        if self.job is not None:
+            (container,) = self.job["spec"]["template"]["spec"]["containers"]
+            self.change(template={"spec": {"containers": [{**container, "image": image}]}})
+
+    def correct_template(self) -> None:
+        """A user corrects a template that does not work."""
+        if self.job is not None and self.job["spec"]["template"]["spec"]["containers"][0]["image"] in BAD_IMAGES:
+            self.change_template("corrected")
+
     def delete_job(self, *, foreground: bool = False) -> None:
         """A user deletes the job."""
         if self.job is not None:
@@ -238,6 +249,7 @@ class World:
                 operator.hears_again(gap=True)
         if not self.alive():
             self.start_operator()
+        self.correct_template()
         if self.job is not None and self.job["spec"].get("suspend"):
             self.change(suspend=False)
 

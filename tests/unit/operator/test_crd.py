@@ -57,6 +57,7 @@ def test_the_columns_are_those_that_people_look_for() -> None:
     assert narrow == ["Ready", "Min", "Step", "Restarts", "State", "Last-Failure", "Age"]
     assert [column["name"] for column in columns if column.get("priority") == 1] == [
         "Spares",
+        "Up-to-date",
         "Abandoned",
         "Samples/s",
         "Tokens/s",

@@ -1,0 +1,36 @@
+"""What happens to replicas that run when their template is changed."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from pydantic import Field
+
+from fthsdp_operator.api.names import MAX_REPLICAS
+from fthsdp_operator.api.parts import SpecPart
+
+__all__ = ["RECREATE_RULE", "UpdatePolicy", "UpdateType"]
+
+RECREATE_RULE = (
+    "updatePolicy.type Recreate takes all replicas away at once, and the training state with them: set checkpoint, or"
+    " type Rolling or OnRestart"
+)
+
+
+class UpdateType(StrEnum):
+    """How running replicas get a changed template."""
+
+    ON_RESTART = "OnRestart"
+    ROLLING = "Rolling"
+    RECREATE = "Recreate"
+
+
+class UpdatePolicy(SpecPart):
+    """What happens to replicas that run when the template is changed."""
+
+    type: UpdateType = Field(default=UpdateType.ROLLING, strict=False)
+    """Rolling replaces one replica after the other while the rest train; Recreate takes all away at a step boundary
+    and starts them again from the checkpoint written there; OnRestart waits until a replica restarts anyway."""
+    max_unavailable: int = Field(default=1, ge=1, le=MAX_REPLICAS)
+    """Under Rolling, replicas that may be away at a time, those included that are away for other reasons. minReplicas
+    holds all the same."""

@@ -1,0 +1,377 @@
+"""A changed template reaches the replicas one after the other, while the rest train."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from tests.unit.operator.world import NAME, Killed, World, manifest
+
+from fthsdp_operator.api import REPLICA_LABEL, REVISION_LABEL, JobState, ReplicaState
+from fthsdp_operator.revision import revision_of
+
+ACTIVE, STARTING = ReplicaState.ACTIVE, ReplicaState.STARTING
+CHECKPOINT = {"checkpoint": {"path": "/ckpt", "everySteps": 10}}
+
+
+def template(image: str) -> dict[str, Any]:
+    return {"spec": {"containers": [{"name": "train", "image": image, "command": ["train"]}]}}
+
+
+async def trained(**spec: Any) -> World:
+    world = World(manifest(**spec))
+    await world.train()
+    return world
+
+
+async def changed(*, image: str = "y", **spec: Any) -> World:
+    """A job that trains, whose template was just changed."""
+    world = await trained(**spec)
+    world.user_changes(template=template(image))
+    await world.settle()
+    return world
+
+
+async def goes_on(world: World) -> None:
+    """Pods that were asked to stop are gone, and new ones train."""
+    for name in [key[1] for key, it in world.objects.items() if "deletionTimestamp" in it["metadata"]]:
+        world.vanish(name)
+    await world.train(step=20)
+
+
+def attempts(world: World) -> list[int]:
+    return [entry.attempt for entry in world.job.status.replica_statuses]
+
+
+def new_ones(world: World) -> list[int]:
+    wanted = revision_of(world.job.spec)
+    return [entry.index for entry in world.job.status.replica_statuses if entry.revision == wanted]
+
+
+def reasons(world: World) -> list[str]:
+    return [event.reason for event in world.events]
+
+
+def progress(world: World) -> tuple[str, str]:
+    condition = world.condition("Progressing")
+    return condition.status, condition.reason
+
+
+def test_one_after_the_other_from_the_highest() -> None:
+    async def story() -> None:
+        world = await changed()
+        seen = [new_ones(world)]
+        for _ in range(3):
+            await goes_on(world)
+            seen.append(new_ones(world))
+        assert seen == [[2], [1, 2], [0, 1, 2], [0, 1, 2]]
+        status = world.job.status
+        assert (attempts(world), status.restarts, status.state) == ([1, 1, 1], 0, JobState.RUNNING)
+        assert status.current_revision == status.update_revision == revision_of(world.job.spec)
+        assert (status.updated_replicas, progress(world)) == (3, ("False", "UpToDate"))
+        assert reasons(world).count("RolledOut") == 1
+
+    asyncio.run(story())
+
+
+def test_the_others_are_not_touched_and_the_coordinator_is_told_nothing() -> None:
+    async def story() -> None:
+        world = await trained()
+        before = world.pods
+        world.user_changes(template=template("y"))
+        await world.settle()
+        left = {name: uid for name, uid in before.items() if name[1] != "2"}
+        assert {name: uid for name, uid in world.pods.items() if name[1] != "2"} == left
+        assert world.told == []
+        assert world.pod("r2-a1-0")["spec"]["containers"][0]["image"] == "y"
+        assert world.pod("r2-a1-0")["metadata"]["labels"][REVISION_LABEL] == revision_of(world.job.spec)
+
+    asyncio.run(story())
+
+
+def test_meanwhile_the_status_says_how_far_it_is() -> None:
+    async def story() -> None:
+        world = await trained()
+        old = world.job.status.update_revision
+        world.user_changes(template=template("y"))
+        await world.settle()
+        status = world.job.status
+        assert (status.current_revision, status.updated_replicas) == (old, 1)
+        assert status.update_revision == revision_of(world.job.spec) != old
+        assert progress(world) == ("True", "Rolling")
+        assert world.condition("Progressing").message.endswith("waits for replica 2")
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("state", [ReplicaState.STARTING, ReplicaState.CATCHING_UP])
+def test_a_replica_that_is_not_back_keeps_the_next_one_waiting(state: ReplicaState) -> None:
+    async def story() -> None:
+        world = await changed()
+        members = world.coordinator
+        assert members is not None
+        await world.settle()
+        world.kubelets_start_everything()
+        if state is ReplicaState.CATCHING_UP:
+            world.everybody_trains()
+            assert world.coordinator is not None
+            late = [
+                it.model_copy(update={"step": None, "role": "shadow"}) if it.replica == 2 else it
+                for it in world.coordinator.replicas
+            ]
+            world.coordinator = world.coordinator.model_copy(update={"replicas": tuple(late)})
+        await world.settle()
+        assert world.job.status.replica_statuses[2].state is state
+        assert new_ones(world) == [2]
+
+    asyncio.run(story())
+
+
+def test_a_replica_that_is_down_counts_as_away() -> None:
+    async def story() -> None:
+        world = await trained(minReplicas=1)
+        world.exits("r0-a0-0", 1)
+        await world.settle()
+        world.user_changes(template=template("y"))
+        await world.settle()
+        assert attempts(world) == [2, 0, 0]  # what did not run yet takes the new template at once
+        assert new_ones(world) == [0]
+
+    asyncio.run(story())
+
+
+def test_as_many_as_the_policy_says() -> None:
+    async def story() -> None:
+        world = await changed(replicas=4, minReplicas=1, updatePolicy={"maxUnavailable": 2})
+        assert new_ones(world) == [2, 3]
+
+    asyncio.run(story())
+
+
+def test_never_so_many_that_fewer_than_min_replicas_are_left() -> None:
+    async def story() -> None:
+        world = await changed(replicas=4, minReplicas=3, updatePolicy={"maxUnavailable": 3})
+        assert new_ones(world) == [3]
+
+    asyncio.run(story())
+
+
+def test_where_none_can_go_the_status_says_so_and_what_would_help() -> None:
+    async def story() -> None:
+        world = await changed(minReplicas=3)
+        assert attempts(world) == [0, 0, 0]
+        assert progress(world) == ("False", "NoRoom")
+        assert "lower minReplicas, add a replica or a spare" in world.condition("Progressing").message
+        assert reasons(world).count("NoRoom") == 1
+        world.user_changes(minReplicas=2)
+        await world.settle()
+        world.vanish(f"{NAME}-coordinator")
+        await goes_on(world)
+        assert 2 in new_ones(world)
+
+    asyncio.run(story())
+
+
+def test_spares_go_first() -> None:
+    async def story() -> None:
+        world = await changed(spares=1, minReplicas=3)
+        assert new_ones(world) == [3]
+        await goes_on(world)
+        assert new_ones(world) == [2, 3]  # the new spare takes its place: no room is needed
+
+    asyncio.run(story())
+
+
+def test_nothing_is_taken_away_while_nobody_knows_who_trains() -> None:
+    async def story() -> None:
+        world = await trained()
+        coordinator, world.coordinator = world.coordinator, None
+        world.user_changes(template=template("y"))
+        await world.settle()
+        assert (attempts(world), progress(world)) == ([0, 0, 0], ("True", "Rolling"))
+        world.coordinator = coordinator
+        await world.settle()
+        assert attempts(world) == [0, 0, 1]
+
+    asyncio.run(story())
+
+
+def test_a_template_that_fails_stops_the_roll_and_costs_the_others_nothing() -> None:
+    async def story() -> None:
+        world = await changed(minReplicas=1, updatePolicy={"maxUnavailable": 2}, replicas=4)
+        await goes_on_without(world)
+        world.exits("r3-a1-0", 1)
+        await world.settle()
+        assert new_ones(world) == [2, 3]
+        assert progress(world) == ("False", "RollStalled")
+        assert f"{NAME}-r3-a1-0 Error exit 1" in world.condition("Progressing").message
+        assert reasons(world).count("RollStalled") == 1
+        assert {name for name in world.pods if name[1] in "01"} == {"r0-a0-0", "r0-a0-1", "r1-a0-0", "r1-a0-1"}
+
+    async def goes_on_without(world: World) -> None:
+        for name in [key[1] for key, it in world.objects.items() if "deletionTimestamp" in it["metadata"]]:
+            world.vanish(name)
+        world.kubelets_start_everything()
+        await world.settle()
+
+    asyncio.run(story())
+
+
+async def spent(world: World) -> None:
+    """The new replica fails until it is abandoned."""
+    for _ in range(10):
+        entry = world.job.status.replica_statuses[2]
+        if entry.state is ReplicaState.ABANDONED:
+            return
+        world.now += 1000.0
+        await world.settle()
+        world.kubelets_start_everything()
+        world.exits(f"r2-a{world.job.status.replica_statuses[2].attempt}-0", 1)
+        await world.settle()
+    raise AssertionError("it was never abandoned")
+
+
+@pytest.mark.parametrize("image", ["x", "z"])
+def test_a_replica_abandoned_with_a_bad_template_stops_the_roll_until_that_is_corrected(image: str) -> None:
+    async def story() -> None:
+        world = await changed(minReplicas=1, failurePolicy={"perReplica": {"limit": 2, "windowSeconds": 100000}})
+        await spent(world)
+        assert (new_ones(world), progress(world)) == ([2], ("False", "RollStalled"))
+        others = {name: uid for name, uid in world.pods.items() if name[1] in "01"}
+        assert len(others) == 4
+        world.user_changes(template=template(image))
+        await goes_on(world)
+        await goes_on(world)
+        assert world.job.status.replica_statuses[2].state is ACTIVE
+        assert world.job.status.abandoned_replicas == 0
+        if image == "x":  # changed back: those that have it are left alone
+            assert others.items() <= world.pods.items()
+        else:
+            await goes_on(world)
+            assert new_ones(world) == [0, 1, 2]
+
+    asyncio.run(story())
+
+
+def test_a_corrected_template_is_tried_without_waiting_for_the_end_of_a_backoff() -> None:
+    async def story() -> None:
+        world = await changed(minReplicas=1)
+        for attempt in (1, 2):
+            world.kubelets_start_everything()
+            world.exits(f"r2-a{attempt}-0", 1)
+            await world.settle()
+        assert world.job.status.replica_statuses[2].state is ReplicaState.BACKOFF
+        world.user_changes(template=template("z"))
+        await world.settle()
+        assert world.job.status.replica_statuses[2].state is STARTING
+        assert new_ones(world) == [2]
+
+    asyncio.run(story())
+
+
+def test_a_template_is_replaced_that_never_starts() -> None:
+    async def story() -> None:
+        world = await changed()
+        for name in [key[1] for key, it in world.objects.items() if "deletionTimestamp" in it["metadata"]]:
+            world.vanish(name)
+        world.kubelet_places("r2-a1-0")  # and its image does not exist
+        await world.settle()
+        assert new_ones(world) == [2]
+        world.user_changes(template=template("z"))
+        await world.settle()
+        assert (attempts(world), new_ones(world)) == ([0, 0, 2], [2])
+        assert not {"r2-a1-0", "r2-a1-1"} & world.pods.keys()
+
+    asyncio.run(story())
+
+
+def test_a_job_that_has_not_begun_takes_the_new_template_everywhere_at_once() -> None:
+    async def story() -> None:
+        world = World(manifest())
+        await world.settle()
+        world.user_changes(template=template("y"))
+        await world.settle()
+        assert (attempts(world), new_ones(world)) == ([1, 1, 1], [0, 1, 2])
+        images = {it["spec"]["containers"][0]["image"] for it in world.objects.values() if _trains(it)}
+        assert images == {"y"}
+
+    asyncio.run(story())
+
+
+def _trains(thing: dict[str, Any]) -> bool:
+    return thing["kind"] == "Pod" and REPLICA_LABEL in thing["metadata"]["labels"]
+
+
+def test_a_template_that_says_the_same_rolls_nothing() -> None:
+    async def story() -> None:
+        world = await trained()
+        before, writes = world.pods, len(world.writes)
+        container = {"command": ["train"], "image": "x", "name": "train", "env": [], "resources": {}}
+        world.user_changes(template={"metadata": {"creationTimestamp": None}, "spec": {"containers": [container]}})
+        await world.settle()
+        assert world.pods == before
+        assert world.writes[writes:] in ([], ["status"])  # observedGeneration
+
+    asyncio.run(story())
+
+
+def test_on_restart_leaves_all_alone_until_one_restarts() -> None:
+    async def story() -> None:
+        world = await changed(updatePolicy={"type": "OnRestart"})
+        assert (attempts(world), progress(world)) == ([0, 0, 0], ("False", "OnRestart"))
+        world.exits("r0-a0-0", 1)
+        await world.settle()
+        assert (attempts(world), new_ones(world)) == ([1, 0, 0], [0])
+
+    asyncio.run(story())
+
+
+def test_recreate_lets_all_leave_and_starts_them_when_the_last_has_stopped() -> None:
+    async def story() -> None:
+        world = await changed(updatePolicy={"type": "Recreate"}, **CHECKPOINT)
+        assert [entry.state for entry in world.job.status.replica_statuses] == [ReplicaState.SUSPENDED] * 3
+        assert (world.pods, world.told) == ({}, [])
+        assert progress(world) == ("True", "Recreating")
+        assert "deletionTimestamp" not in world.pod(f"{NAME}-coordinator")["metadata"]  # it lets them go
+        for name in [f"{NAME}-r{replica}-a0-{index}" for replica in range(3) for index in range(2)][1:]:
+            world.vanish(name)
+        await world.settle()
+        assert world.pods == {}
+        world.vanish("r0-a0-0")
+        await world.settle()
+        assert (attempts(world), new_ones(world)) == ([1, 1, 1], [0, 1, 2])
+        assert len(world.pods) == 6
+
+    asyncio.run(story())
+
+
+def test_recreate_does_not_wait_for_ever_for_a_node_that_is_lost() -> None:
+    async def story() -> None:
+        world = await changed(updatePolicy={"type": "Recreate"}, **CHECKPOINT)
+        world.now += 33.0
+        await world.settle()
+        assert len(world.pods) == 6
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("type_", ["Rolling", "Recreate"])
+def test_an_operator_killed_anywhere_in_a_roll_goes_on_as_if_it_had_not_been(type_: str) -> None:
+    async def story(kill_at: int | None) -> tuple[Any, ...]:
+        world = await trained(updatePolicy={"type": type_}, **CHECKPOINT)
+        world.user_changes(template=template("y"))
+        if kill_at is not None:
+            world.kill_at = len(world.writes) + kill_at
+            with pytest.raises(Killed):
+                await world.look()
+            world.kill_at = None
+        await world.settle()
+        for name in [key[1] for key, it in world.objects.items() if "deletionTimestamp" in it["metadata"]]:
+            world.vanish(name)
+        await world.settle()
+        return attempts(world), new_ones(world), sorted(world.pods)
+
+    whole = asyncio.run(story(None))
+    for kill_at in range(4):
+        assert asyncio.run(story(kill_at)) == whole
