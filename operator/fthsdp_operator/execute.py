@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from fthsdp.errors import ConfigError
 from fthsdp_operator import render
 from fthsdp_operator.actions import Action, Create, Delete, Event, Plan
-from fthsdp_operator.api import JOB_LABEL, Job, ReplicaState, coordinator_name, parse_job, pod_name
+from fthsdp_operator.api import JOB_LABEL, MANAGER, Job, ReplicaState, coordinator_name, parse_job, pod_name
 from fthsdp_operator.cluster import AlreadyExists, Cluster, ClusterError, Conflict, Manifest
 from fthsdp_operator.observe import JobKey, Name, Observed, PodView, observe, owned
 from fthsdp_operator.plan import plan, refuse
@@ -113,9 +113,9 @@ async def reconcile(
 
 
 async def _read(cluster: Cluster, namespace: str, name: str, now: float) -> tuple[Job | None, Manifest]:
-    """Return a job; None when it is gone, or cannot be understood, and then its status says so."""
+    """Return a job; None when it is gone, somebody else's, or cannot be understood, and then its status says so."""
     manifest = await cluster.get_job(namespace, name)
-    if manifest is None:
+    if manifest is None or (manifest.get("spec") or {}).get("managedBy", MANAGER) != MANAGER:
         return None, {}
     try:
         return parse_job(manifest), manifest

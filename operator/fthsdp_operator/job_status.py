@@ -97,7 +97,7 @@ def _state(job: Job, observed: Observed, ready: int, *, over: bool, started: boo
     if over:
         return JobState.RUNNING
     if not started:
-        return JobState.STARTING if any(pod.node for pod in observed.trainers) else JobState.PENDING
+        return JobState.STARTING if any(pod.node and not pod.over for pod in observed.trainers) else JobState.PENDING
     if ready < job.spec.min_replicas or (observed.coordinator is not None and observed.coordinator.paused):
         return JobState.PAUSED
     return JobState.RUNNING if ready >= job.spec.replicas else JobState.DEGRADED
@@ -131,11 +131,20 @@ def _conditions(
         ("Available", enough, "EnoughReplicas" if enough else "TooFewReplicas", training),
         ("Progressing", *_progress(job, observed, entries, state)),
         ("Degraded", short, "ReplicasMissing" if short else "NoneMissing", away if short else ""),
-        ("Suspended", state is JobState.SUSPENDED, "SuspendIsTrue" if job.spec.suspend else "SuspendIsFalse", ""),
+        ("Suspended", state is JobState.SUSPENDED, *_suspension(job, observed)),
         ("Complete", state is JobState.COMPLETE, *_ending(state, JobState.COMPLETE, verdict)),
         ("Failed", state is JobState.FAILED, *_ending(state, JobState.FAILED, verdict)),
     )
     return tuple(_condition(job, *row, now=now) for row in rows)
+
+
+def _suspension(job: Job, observed: Observed) -> tuple[str, str]:
+    if not job.spec.suspend:
+        return "SuspendIsFalse", ""
+    if job.spec.checkpoint is not None:
+        return "SuspendIsTrue", "the job goes on from its newest checkpoint when it is resumed"
+    lost = f"no checkpoint is set, so its state of step {run.step(job, observed)} is gone"
+    return "SuspendIsTrue", f"{lost}: the job begins anew when it is resumed" if run.step(job, observed) else ""
 
 
 def _progress(
@@ -205,5 +214,9 @@ def _news_of_the_state(job: Job, status: JobStatus) -> tuple[Event, ...]:
     if status.state is JobState.PAUSED:
         return (Event(warning=True, reason="Paused", message=f"{training}, minReplicas is {job.spec.min_replicas}"),)
     if status.state is JobState.SUSPENDED:
-        return (Event(reason="Suspended", message="spec.suspend is true: all pods are deleted"),)
+        suspended = Event(reason="Suspended", message="spec.suspend is true: all pods are deleted")
+        lost = job.spec.checkpoint is None and status.step > 0
+        condition = _condition_of(status, "Suspended")
+        message = "" if condition is None else condition.message
+        return (suspended, *([Event(warning=True, reason="StateLost", message=message)] if lost else []))
     return ()

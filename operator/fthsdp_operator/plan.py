@@ -19,7 +19,17 @@ from pydantic import ValidationError
 
 from fthsdp_operator import policy, render, replicas, run
 from fthsdp_operator.actions import Action, Create, Delete, Event, Plan, Step, Tell, delete, tell
-from fthsdp_operator.api import KIND, Condition, Job, JobState, JobStatus, ReplicaState, ReplicaStatus
+from fthsdp_operator.api import (
+    KIND,
+    MANAGER,
+    Condition,
+    Job,
+    JobState,
+    JobStatus,
+    ReplicaState,
+    ReplicaStatus,
+    SuccessPolicy,
+)
 from fthsdp_operator.coordinator_pod import keep_coordinator
 from fthsdp_operator.job_status import milestones, newest_failure, status_of
 from fthsdp_operator.observe import Observed
@@ -37,6 +47,8 @@ def plan(job: Job, observed: Observed, now: float) -> Plan:
     """Return what to do for a job; ``now`` is Unix time in seconds. The same arguments give the same plan."""
     if job.metadata.deletion_timestamp is not None:
         return Plan(status=job.status)  # the garbage collector takes everything, through the owner references
+    if job.spec.managed_by != MANAGER:
+        return Plan(status=job.status)
     if job.status.terminal:
         return _after_the_end(job, observed, now)
     if job.spec.suspend:
@@ -60,6 +72,9 @@ def _running(job: Job, observed: Observed, now: float) -> Plan:
     if hopeless is not None:
         return _ended(job, observed, everything, now, JobState.FAILED, hopeless.reason, hopeless.message)
     if over and not run.trains(observed, everything):
+        unfinished = _unfinished(job, everything)
+        if unfinished:
+            return _ended(job, observed, everything, now, JobState.FAILED, "ReplicasUnfinished", unfinished)
         return _ended(job, observed, everything, now, JobState.COMPLETE, "RunFinished", "all training pods have ended")
     coordinator, keeper = keep_coordinator(job, observed, now, over=over)
     steps: list[Step] = [keeper, *groups, *removed]
@@ -70,6 +85,15 @@ def _running(job: Job, observed: Observed, now: float) -> Plan:
         events=(*milestones(job, status), *(event for step in steps for event in step.events)),
         wake_at=min(now + POLL, *(step.wake_at for step in steps)),
     )
+
+
+def _unfinished(job: Job, entries: Iterable[ReplicaStatus]) -> str:
+    """Say who should have finished and has not; empty when the run was a success."""
+    fine = (ReplicaState.FINISHED, ReplicaState.ABANDONED, ReplicaState.REMOVED)
+    others = [str(entry.index) for entry in entries if entry.state not in fine]
+    if job.spec.success.policy is SuccessPolicy.FIRST or not others:
+        return ""
+    return f"the run is over, and of its replicas have not finished: {', '.join(others)} (success.policy is All)"
 
 
 def _in_order(
@@ -117,7 +141,15 @@ def _suspended(job: Job, observed: Observed, now: float) -> Plan:
         for entry in job.status.replica_statuses
     )
     status = status_of(job, observed, entries, now, state=JobState.SUSPENDED)
-    return Plan(status=status, actions=delete(observed.pods, "spec.suspend is true"), events=milestones(job, status))
+    stopped_by = run.stopped_by(observed, {pod.replica for pod in observed.trainers}, now)
+    # Replicas leave at a boundary and write a checkpoint there, and it is the coordinator that lets them go.
+    pods = observed.trainers if stopped_by > now else observed.pods
+    return Plan(
+        status=status,
+        actions=delete(pods, "spec.suspend is true"),
+        events=milestones(job, status),
+        wake_at=stopped_by if stopped_by > now else math.inf,
+    )
 
 
 def _ended(

@@ -114,6 +114,7 @@ def _environment(job: Job, replica: int, attempt: int, index: int) -> list[Manif
         environment.BATCH_POLICY: job.spec.batch_policy,
         environment.LR_POLICY: job.spec.lr_policy,
         **_checkpoint(job),
+        environment.GRACE: job.spec.template["spec"].get("terminationGracePeriodSeconds") or 30,
         environment.COORDINATOR: f"{coordinator_name(job.name)}.{job.name}:{COORDINATOR_PORT}",
         environment.JOB_KEY_FILE: KEY_FILE,
         **_tls(job),

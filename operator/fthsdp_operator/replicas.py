@@ -10,7 +10,7 @@ from fthsdp.coordinator import messages
 from fthsdp_operator import policy, render, run
 from fthsdp_operator.actions import Create, Delete, Event, Step, Tell, delete, tell
 from fthsdp_operator.api import Failure, Job, ReplicaState, ReplicaStatus, RuleAction
-from fthsdp_operator.observe import Observed
+from fthsdp_operator.observe import Observed, PodView
 from fthsdp_operator.revision import revision_of
 
 __all__ = [
@@ -145,14 +145,13 @@ def _failure(job: Job, observed: Observed, entry: ReplicaStatus, now: float) -> 
 
 def _group(job: Job, observed: Observed, entry: ReplicaStatus, now: float, *, over: bool) -> Group:
     """A replica that has not failed now."""
-    older = (pod for pod in observed.pods_of(entry.index) if pod.attempt < entry.attempt)
-    stale = delete(older, f"attempt {entry.attempt} has taken its place")
+    stale = delete(_older(job, observed, entry), f"attempt {entry.attempt} has taken its place")
     if entry.state in OUT:
         return Group(entry=entry, actions=(*stale, *_useless(observed, entry)))
     if over and entry.state in (*_WAITING, ReplicaState.SUSPENDED):
         return Group(entry=entry.model_copy(update={"state": ReplicaState.FAILED, "next_restart_time": None}))
     if entry.state is ReplicaState.SUSPENDED:
-        running = (pod for pod in observed.trainers if pod.replica == entry.index and not pod.over)
+        running = (pod for pod in observed.pods_of(entry.index) if not pod.over)
         return Group(entry=entry, actions=delete(running, "its replica starts again when all have stopped"))
     if _too_late(observed, entry, now, over=over):
         late = entry.model_copy(update={"state": ReplicaState.FAILED})
@@ -160,6 +159,14 @@ def _group(job: Job, observed: Observed, entry: ReplicaStatus, now: float, *, ov
     if entry.next_restart_time is not None and entry.next_restart_time > now:
         return Group(entry=entry, actions=stale, wake_at=entry.next_restart_time)
     return _growing(job, observed, entry, stale, now)
+
+
+def _older(job: Job, observed: Observed, entry: ReplicaStatus) -> Iterator[PodView]:
+    """Yield the pods of earlier attempts, but for those whose logs tell how the last of them failed."""
+    older = [pod for pod in observed.pods_of(entry.index) if pod.attempt < entry.attempt]
+    failed = sorted({pod.attempt for pod in older if pod.phase == "Failed" and pod.deleted is None})
+    kept = failed[len(failed) - min(job.spec.retain_failed_pods, len(failed)) :]
+    yield from (pod for pod in older if not (pod.over and pod.attempt in kept))
 
 
 def _useless(observed: Observed, entry: ReplicaStatus) -> tuple[Delete, ...]:
@@ -290,8 +297,7 @@ def _restarted(
     """Restart a replica: the next attempt is counted here, and all the rest follows from that number."""
     told = _told(job, observed, entry, failure, now)
     after = _next_attempt(job, entry, restart_at, now)
-    pods = observed.pods_of(entry.index)
-    dead = delete(pods, f"its replica failed, and starts again as attempt {after.attempt}")
+    dead = delete(_older(job, observed, after), f"its replica failed, and starts again as attempt {after.attempt}")
     creates = _growing(job, observed, after, (), now).actions if after.state is ReplicaState.PENDING else ()
     return Group(
         entry=after,
@@ -326,8 +332,10 @@ def _restart_event(entry: ReplicaStatus, failure: Failure, now: float) -> Event:
 def replaced(job: Job, observed: Observed, entry: ReplicaStatus, now: float) -> Group:
     """Replace a replica because its template was changed: it leaves at a step boundary, as when a pod is deleted."""
     after = _anew(job, entry)
-    pods = (pod for pod in observed.trainers if pod.replica == entry.index)
-    old = delete(pods, f"the template was changed, and its replica starts again as attempt {after.attempt}")
+    old = delete(
+        _older(job, observed, after),
+        f"the template was changed, and its replica starts again as attempt {after.attempt}",
+    )
     event = Event(
         reason="ReplicaReplaced",
         message=f"replica {entry.index} gets the changed template: attempt {after.attempt}, revision {after.revision}",

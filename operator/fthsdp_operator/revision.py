@@ -47,7 +47,7 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "startupProbe": {"timeoutSeconds": 1, "periodSeconds": 10, "successThreshold": 1, "failureThreshold": 3},
     "env": {"value": ""},
 }
-"""By the field in which an object (or each object of a list) stands: what the API server takes where nothing is said."""
+"""By the field in which an object, or each object of a list, stands: what Kubernetes takes where nothing is said."""
 _QUANTITIES = ("limits", "requests")
 _EMPTY_MEANS_ALL = ("labelSelector", "namespaceSelector")
 """Fields whose empty value says something else than their absence."""

@@ -55,7 +55,7 @@ def _recreated(job: Job, observed: Observed, groups: Sequence[Group]) -> list[Gr
 
 
 def _left(observed: Observed, group: Group) -> Group:
-    pods = (pod for pod in observed.trainers if pod.replica == group.entry.index and not pod.over)
+    pods = (pod for pod in observed.pods_of(group.entry.index) if not pod.over)
     after = replicas.at_rest(group.entry, ReplicaState.SUSPENDED)
     return Group(entry=after, actions=delete(pods, "all replicas get the new template at once"), events=group.events)
 

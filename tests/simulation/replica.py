@@ -397,6 +397,11 @@ class Rank:
         if every and step % every == 0:
             self._written[step] = (self.state, sampler)
 
+    def last_checkpoint(self, step: int, sampler: SamplerState) -> None:
+        if self.replica.world.checkpoint_every:
+            self._written.pop(step, None)
+            self.replica.world.saved(self, step, (self.state, sampler))
+
     def final(self, step: int) -> None:
         if step in self._written:
             self.replica.world.saved(self, step, self._written.pop(step))

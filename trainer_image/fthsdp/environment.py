@@ -19,6 +19,7 @@ __all__ = [
     "CHECKPOINT_EVERY",
     "CHECKPOINT_PATH",
     "COORDINATOR",
+    "GRACE",
     "JOB",
     "JOB_KEY_FILE",
     "LR_POLICY",
@@ -32,6 +33,7 @@ __all__ = [
     "TLS_DIR",
     "Identity",
     "checkpoint_place",
+    "grace_seconds",
     "read_job_key",
     "read_key_file",
 ]
@@ -64,6 +66,8 @@ CHECKPOINT_PATH = "FTHSDP_CHECKPOINT_PATH"
 """Folder of the job's checkpoints, which all pods reach; there are none where unset."""
 CHECKPOINT_EVERY = "FTHSDP_CHECKPOINT_EVERY"
 """Steps from one checkpoint to the next."""
+GRACE = "FTHSDP_GRACE_SECONDS"
+"""Seconds from a SIGTERM to the SIGKILL that follows; 30, as in Kubernetes, where unset."""
 MASTER_ADDR = "MASTER_ADDR"
 """torch's rendezvous inside the replica: host of its pod 0."""
 MASTER_PORT = "MASTER_PORT"
@@ -159,3 +163,8 @@ def checkpoint_place(env: Mapping[str, str]) -> tuple[Path, int] | None:
     if not every.isascii() or not every.isdigit() or not int(every):
         raise ConfigError(f"{CHECKPOINT_EVERY}={every}: it has to be a number of steps, at least 1")
     return Path(path), int(every)
+
+
+def grace_seconds(env: Mapping[str, str]) -> int:
+    """Return how long this process may still run once it is told to stop; raises ConfigError."""
+    return _number(env, GRACE, default=30)

@@ -41,7 +41,15 @@ from fthsdp.data.policies import Policies
 from fthsdp.data.sampler import SamplerState
 from fthsdp.data.stream import Dataset, StreamDataset, reader
 from fthsdp.endpoint import Endpoint
-from fthsdp.environment import COORDINATOR, MASTER_ADDR, MASTER_PORT, Identity, checkpoint_place, read_job_key
+from fthsdp.environment import (
+    COORDINATOR,
+    MASTER_ADDR,
+    MASTER_PORT,
+    Identity,
+    checkpoint_place,
+    grace_seconds,
+    read_job_key,
+)
 from fthsdp.errors import ConfigError, Refused, ReplicaLost, RingBroken, WireError
 from fthsdp.exit_codes import EXIT_CONFIG, EXIT_LOST, EXIT_REFUSED, EXIT_TERMINATED
 from fthsdp.ftar import Engine, FtarSettings
@@ -69,8 +77,10 @@ SWITCH_INTERVAL = 0.0002
 that runs Python code (a slow dataset, a long optimizer loop) makes an all-reduce several times slower."""
 _START_TIMEOUT = 300.0
 """Seconds that the ranks of a replica wait for each other at the start: scheduling and image pulls take minutes."""
-_LEAVE_TIMEOUT = 20.0
-"""Seconds between a SIGTERM and giving up on an orderly leave; below Kubernetes' default grace period of 30."""
+_LEAVE_SHARE = 2 / 3
+"""The part of its grace period within which a replica that is told to stop is let go, or gives up on that."""
+_WRITE_SHARE = 0.95
+"""The part of its grace period within which it may end the checkpoint that the last ones to leave write."""
 _CHECKPOINT_TIMEOUT = 60.0
 """Seconds that a finished replica takes to end a checkpoint that it writes."""
 _BYE_TIMEOUT = 15.0
@@ -152,6 +162,9 @@ class ReplicaGroup:
         """Whether the run is over: its last step is final. False after being let go at a boundary."""
         self.log_final = False
         """Print the loss of each final step (one replica does)."""
+        self._grace = grace_seconds(os.environ)
+        self._told_to_stop: float | None = None
+        """When the SIGTERM came, by the monotonic clock."""
         self._let_go = threading.Event()
         """The run is over for this replica: finished, or let go at a boundary."""
         self._key = key
@@ -336,15 +349,26 @@ class ReplicaGroup:
     def _leave(self) -> None:
         """Ask to be let go at the next boundary; end the process when that takes too long."""
         assert self._reporter is not None
+        self._told_to_stop = time.monotonic()
         self._reporter.leaving("SIGTERM")
-        if not self._let_go.wait(_LEAVE_TIMEOUT):
-            log.warning("not let go within %.0f s of SIGTERM", _LEAVE_TIMEOUT)
+        if not self._let_go.wait(_LEAVE_SHARE * self._grace):
+            log.warning("not let go within %.0f s of SIGTERM", _LEAVE_SHARE * self._grace)
             os._exit(EXIT_TERMINATED)
+
+    def _time_to_write(self) -> float:
+        """Return the seconds that a checkpoint which is still being written is waited for."""
+        if self.finished:
+            return _CHECKPOINT_TIMEOUT
+        if not self._let_go.is_set():
+            return 0.0
+        now = time.monotonic()
+        told = self._told_to_stop or now  # another rank of this replica may have been told, and not this one
+        return max(0.0, told + _WRITE_SHARE * self._grace - now)
 
     def close(self) -> None:
         """End all connections and threads: in good order when the run is over, at once when something went wrong."""
         if self._checkpoints is not None:
-            self._checkpoints.close(linger=_CHECKPOINT_TIMEOUT if self.finished else 0.0)
+            self._checkpoints.close(linger=self._time_to_write())
         self._engine.close(linger=2.0 if self._let_go.is_set() else 0.0)
         if self._shell is not None:
             self._shell.close()

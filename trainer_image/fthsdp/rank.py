@@ -277,6 +277,11 @@ class Rank:
         if checkpoints is not None and checkpoints.due(step):
             checkpoints.begin(step, self._state, sampler.to_json())
 
+    def last_checkpoint(self, step: int, sampler: SamplerState) -> None:
+        """Write the state after ``step``, after which nobody trains on."""
+        if self._parts.checkpoints is not None:
+            self._parts.checkpoints.last(step, self._state, sampler.to_json())
+
     def final(self, step: int) -> None:
         """This step can no longer be undone."""
         if self._parts.checkpoints is not None:

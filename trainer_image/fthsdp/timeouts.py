@@ -150,6 +150,7 @@ TIMEOUTS: dict[str, Timeout] = {
         name="the time to leave",
         default=20.0,
         meaning="a replica told to stop is let go at a boundary, or ends by itself",
+        where="two thirds of the pods' grace period",
     ),
     "bye_timeout": Timeout(
         name="the wait for the coordinator's last word",

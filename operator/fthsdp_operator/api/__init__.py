@@ -28,6 +28,7 @@ from fthsdp_operator.api.names import (
     JOB_LABEL,
     JOB_UID_LABEL,
     KIND,
+    MANAGER,
     MAX_JOB_NAME,
     NAME_RULE,
     PLURAL,
@@ -55,6 +56,7 @@ from fthsdp_operator.api.status import (
     ReplicaState,
     ReplicaStatus,
 )
+from fthsdp_operator.api.success import Success, SuccessPolicy
 from fthsdp_operator.api.update_policy import UpdatePolicy, UpdateType
 
 __all__ = [
@@ -65,6 +67,7 @@ __all__ = [
     "JOB_LABEL",
     "JOB_UID_LABEL",
     "KIND",
+    "MANAGER",
     "MAX_JOB_NAME",
     "NAME_RULE",
     "PLURAL",
@@ -99,6 +102,8 @@ __all__ = [
     "Role",
     "Rule",
     "RuleAction",
+    "Success",
+    "SuccessPolicy",
     "Time",
     "TlsSpec",
     "UpdatePolicy",

@@ -13,6 +13,7 @@ __all__ = [
     "JOB_LABEL",
     "JOB_UID_LABEL",
     "KIND",
+    "MANAGER",
     "MAX_JOB_NAME",
     "MAX_PODS",
     "MAX_PROCESSES",
@@ -40,6 +41,8 @@ VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
 KIND = "FTHSDPJob"
 PLURAL = "fthsdpjobs"
+MANAGER = f"{GROUP}/fthsdp-operator"
+"""What spec.managedBy says of a job that this operator looks after."""
 
 JOB_LABEL = f"{GROUP}/job"
 """Name of the job; on every object that belongs to it."""

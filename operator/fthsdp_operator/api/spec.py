@@ -8,8 +8,9 @@ from pydantic import ConfigDict, Field
 
 from fthsdp.data.policies import BatchPolicy, LrPolicy
 from fthsdp_operator.api.failure_policy import CONTAINER_RULE, FailurePolicy
-from fthsdp_operator.api.names import MAX_PODS, MAX_PROCESSES, MAX_REPLICAS
+from fthsdp_operator.api.names import MANAGER, MAX_PODS, MAX_PROCESSES, MAX_REPLICAS
 from fthsdp_operator.api.parts import SpecPart
+from fthsdp_operator.api.success import Success
 from fthsdp_operator.api.template import TEMPLATE_SCHEMA
 from fthsdp_operator.api.update_policy import RECREATE_RULE, UpdatePolicy
 
@@ -98,9 +99,10 @@ LR_RULE = (
     " Shrink"
 )
 _FIXED_RULE = (
-    "batchPolicy, lrPolicy, processesPerPod, checkpoint and tls have to be the same for all replicas, so they cannot be changed while"
-    " pods run: suspend the job first"
+    "batchPolicy, lrPolicy, processesPerPod, checkpoint and tls have to be the same for all replicas, so they cannot be"
+    " changed while pods run: suspend the job first"
 )
+_MANAGER_RULE = "managedBy cannot be changed while the job exists: delete the job and create it anew"
 _PODS_RULE = "podsPerReplica cannot be changed while the job exists: delete the job and create it anew"
 
 
@@ -189,7 +191,21 @@ class JobSpec(SpecPart):
     tls: TlsSpec | None = None
     """Encryption of all connections of the job; what travels can be read on its way where unset."""
     suspend: bool = False
-    """True takes all pods of the job away until it is false again."""
+    """True takes all pods of the job away until it is false again. With checkpoint the replicas write one as they
+    leave, and the job goes on from it; without, its training state is gone, and it begins anew."""
+    success: Success = Success()
+    """When a run that is over was a success."""
+    managed_by: str = Field(
+        default=MANAGER,
+        min_length=1,
+        max_length=63,
+        json_schema_extra={"x-kubernetes-validations": [{"rule": "self == oldSelf", "message": _MANAGER_RULE}]},
+    )
+    """Who looks after the job. Of one that names somebody else, this operator touches nothing, not even the status.
+    Cannot be changed."""
+    retain_failed_pods: int = Field(default=1, ge=0, le=10)
+    """Of each replica, attempts that failed whose pods stay for their logs, those that have ended by themselves; older
+    ones are deleted. They use no resources."""
     ttl_seconds_after_finished: int | None = Field(default=None, ge=0, le=10 * 365 * 24 * 3600)
     """Seconds after which a job that is Complete or Failed is deleted; never where unset."""
 

@@ -161,7 +161,7 @@ class JobStatus(StatusPart):
     abandoned_replicas: int = 0
     """Replicas that failed and are not restarted, while the others train on."""
     current_revision: str | None = None
-    """Revision of the template that all replicas ran last; while a changed one is on its way to them, the one before."""
+    """Revision of the template that all replicas run; while a changed one is on its way to them, the one before."""
     update_revision: str | None = None
     """Revision of the template in the spec."""
     updated_replicas: int = 0

@@ -69,7 +69,15 @@ class Kind(StrEnum):
 
 
 OFTEN = (Kind.EXIT, Kind.DELETE_POD, Kind.FORCE_DELETE, Kind.SCALE, Kind.KILL_OPERATOR)
-CROSSFIRE = [Kind.EXIT, Kind.DELETE_GROUP, Kind.SCALE, Kind.CHANGE_TEMPLATE, Kind.SECOND_OPERATOR, Kind.SLOW_CALLS, Kind.LATE_EVENTS]
+CROSSFIRE = [
+    Kind.EXIT,
+    Kind.DELETE_GROUP,
+    Kind.SCALE,
+    Kind.CHANGE_TEMPLATE,
+    Kind.SECOND_OPERATOR,
+    Kind.SLOW_CALLS,
+    Kind.LATE_EVENTS,
+]
 """What users and operators do to each other while replicas fail."""
 FINAL = (Kind.DELETE_JOB, Kind.DELETE_IN_FOREGROUND, Kind.CREATE_ANEW)
 

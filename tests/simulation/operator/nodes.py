@@ -14,8 +14,10 @@ from fthsdp_operator.cluster import Manifest
 if TYPE_CHECKING:
     from tests.simulation.operator.world import World
 
-__all__ = ["Node", "Nodes", "Process"]
+__all__ = ["BAD_IMAGES", "Node", "Nodes", "Process"]
 
+BAD_IMAGES = ("typo", "fails")
+"""Images of training pods: one that does not exist, and one whose program ends with 1."""
 TRY_AGAIN = 5.0
 """Seconds after which a scheduler or kubelet tries again what did not work."""
 
@@ -108,7 +110,8 @@ class Nodes:
             return
         labels = pod["metadata"]["labels"]
         trains = REPLICA_LABEL in labels
-        if not node.reachable or (trains and self.images_broken):
+        image = pod["spec"]["containers"][0]["image"]
+        if not node.reachable or (trains and (self.images_broken or image == "typo")):
             self._world.after(TRY_AGAIN, self._start, uid, node)
             return
         if trains and self.refusals:
@@ -127,6 +130,8 @@ class Nodes:
         node.processes[uid] = process
         self._world.server.change(pod, status={"phase": "Running", "podIP": "10.0.0.1"})
         self._world.training.started(process)
+        if trains and image == "fails":
+            self._world.after(self._world.random.uniform(0.2, 2.0), self.ends_with, process, 1)
 
     def ends(self, pod: Manifest) -> float | None:
         """Return when a pod's grace period ends; None when nobody asked it to stop."""

@@ -36,7 +36,14 @@ def manifest(**spec: Any) -> Manifest:
         "apiVersion": API_VERSION,
         "kind": KIND,
         "metadata": {"name": NAME, "namespace": NAMESPACE, "uid": "job-1", "generation": 1, "resourceVersion": "1"},
-        "spec": {"replicas": 3, "minReplicas": 2, "podsPerReplica": 2, "template": template, **spec},
+        "spec": {
+            "replicas": 3,
+            "minReplicas": 2,
+            "podsPerReplica": 2,
+            "retainFailedPods": 0,
+            "template": template,
+            **spec,
+        },
     }
 
 

@@ -32,7 +32,7 @@ def in_the_code() -> dict[str, float]:
         "heartbeat_interval": inspect.signature(LeaderClient).parameters["heartbeat_interval"].default,
         "rank_start_timeout": group._START_TIMEOUT,
         "fetch_silence_timeout": shelf._SILENCE_TIMEOUT,
-        "leave_timeout": group._LEAVE_TIMEOUT,
+        "leave_timeout": group._LEAVE_SHARE * kubelet.DEFAULT_GRACE,
         "bye_timeout": group._BYE_TIMEOUT,
         "group_timeout": vote.FOR_EVER.total_seconds(),
         "termination_grace": kubelet.DEFAULT_GRACE,

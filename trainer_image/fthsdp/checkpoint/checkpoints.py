@@ -8,6 +8,7 @@
         checkpoints.begin(step, state, sampler)   # at the boundary after ``step``, on all its ranks
     checkpoints.final(step)                       # on all its ranks, once the step after it is committed
     checkpoints.drop()                            # instead: the state at that boundary was undone
+    checkpoints.last(step, state, sampler)        # at the boundary after ``step``, when all replicas leave there
     checkpoints.close(linger=60)                  # at the end
 
 ``begin`` copies this rank's state to host memory, and nothing else holds training up: a thread writes the copy. The
@@ -181,6 +182,14 @@ class Checkpoints:
         except (RuntimeError, MemoryError) as error:  # torch has no name for memory that there is not
             log.warning("no memory for a copy of the state: %s", error)
             return None
+
+    def last(self, step: int, state: TrainState, sampler: _Json) -> None:
+        """Write the state after ``step``, due or not, behind one that is being written: no other step follows."""
+        if self._last is None or self._last.step != step:
+            if self._last is not None:
+                self._last.written.wait()
+            self.begin(step, state, sampler)
+        self.final(step)
 
     def final(self, step: int) -> None:
         """The state at the boundary after ``step`` is final: when that is the one being written, it may count."""

@@ -241,5 +241,8 @@ class Body(Protocol):
     def checkpoint(self, step: int, sampler: SamplerState) -> None:
         """This replica is the one that writes checkpoints: begin one of the state after ``step`` if one is due."""
 
+    def last_checkpoint(self, step: int, sampler: SamplerState) -> None:
+        """Nobody stays after ``step``, and this replica is the one that writes checkpoints: write one, due or not."""
+
     def final(self, step: int) -> None:
         """This step can no longer be undone."""

@@ -81,12 +81,16 @@ class Recorder:
         """The round after the last step was committed."""
         self._publish_pending(tally, before=step)
 
-    def _publish_pending(self, tally: Tally, *, before: int) -> None:
+    def left(self, *, step: int) -> None:
+        """All leave after ``step``: it is final, although no step after it says so."""
+        self._publish_pending(None, before=step + 1)
+
+    def _publish_pending(self, tally: Tally | None, *, before: int) -> None:
         record, self._pending = self._pending, None
         if self._publish is None or record is None or record.step != before - 1:
             return
         # The digest of the state after a step rides in the headers of the step after it.
-        if all(ballot.digest for ballot in tally.ballots):
+        if tally is not None and all(ballot.digest for ballot in tally.ballots):
             record = record.model_copy(update={"digest": tally.digest})
         self._publish(record)
         if self.on_final is not None:

@@ -292,6 +292,8 @@ class StepLoop:
 
     def _cross_boundary(self, following: EpochRecord) -> None:
         if following.member(self._me) is None:
+            if not following.members:
+                self._leave_state_behind()
             log.info("replica %d leaves at the boundary after step %d", self._me, self.step)
             raise Over(finished=False)
         self._activate(following)
@@ -300,6 +302,18 @@ class StepLoop:
             self._start_over(following)
             catching_up = self._catching_up()
             self._body.tell(lambda leader: leader.changes(base=following.number, catching_up=catching_up))
+
+    def _leave_state_behind(self) -> None:
+        """All leave: what they have would be gone with them. Nothing can undo this step, for nobody is left to do so.
+
+        It can happen that one goes from here and another one, whose ring broke, settles the step anew before it goes
+        too. Then the newest checkpoint counts, as it does after any other loss of all replicas.
+        """
+        if not self.full:
+            return
+        self._recorder.left(step=self.step)
+        if self._me == min(self._record.active, default=None):
+            self._body.last_checkpoint(self.step, self.sampler)
 
     @property
     def _role(self) -> Role | None:
@@ -477,6 +491,8 @@ class StepLoop:
             self._body.tell(lambda leader: leader.changes(finished=step))
             raise Over(finished=True)
         if decision.bye:
+            if self._record.paused:  # who stays has to wait for others, and may be lost before they come
+                self._leave_state_behind()
             raise Over(finished=False)
         return decision.record
 

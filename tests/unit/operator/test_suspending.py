@@ -1,0 +1,137 @@
+"""A job is suspended and resumed: its replicas leave at a boundary, and come back to what they wrote there."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from tests.unit.operator.world import NAME, World, manifest
+
+from fthsdp_operator.api import JobState, ReplicaState
+
+COORDINATOR = f"{NAME}-coordinator"
+CHECKPOINT = {"checkpoint": {"path": "/ckpt", "everySteps": 10}}
+
+
+async def suspended(**spec: Any) -> World:
+    world = World(manifest(**spec))
+    await world.train()
+    world.user_changes(suspend=True)
+    await world.settle()
+    return world
+
+
+def stopped(world: World) -> None:
+    """All pods that were asked to stop have."""
+    for name in [key[1] for key, it in world.objects.items() if "deletionTimestamp" in it["metadata"]]:
+        world.vanish(name)
+
+
+def warnings(world: World) -> list[str]:
+    return [event.reason for event in world.events if event.warning]
+
+
+def test_the_coordinator_stays_until_the_replicas_have_left() -> None:
+    async def story() -> None:
+        world = await suspended()
+        assert (world.pods, world.told) == ({}, [])
+        assert "deletionTimestamp" not in world.pod(COORDINATOR)["metadata"]
+        world.vanish("r0-a0-0")
+        await world.settle()
+        assert "deletionTimestamp" not in world.pod(COORDINATOR)["metadata"]
+        stopped(world)
+        await world.settle()
+        assert "deletionTimestamp" in world.pod(COORDINATOR)["metadata"]
+
+    asyncio.run(story())
+
+
+def test_the_coordinator_does_not_stay_for_a_pod_on_a_node_that_is_lost() -> None:
+    async def story() -> None:
+        world = await suspended()
+        assert await world.look() == pytest.approx(32.0)  # the grace period and two seconds
+        world.now += 32.0
+        await world.look()
+        assert "deletionTimestamp" in world.pod(COORDINATOR)["metadata"]
+
+    asyncio.run(story())
+
+
+def test_without_a_checkpoint_people_are_warned_that_the_state_is_gone() -> None:
+    async def story() -> None:
+        world = await suspended()
+        assert warnings(world) == ["StateLost"]
+        condition = world.condition("Suspended")
+        assert (condition.status, "its state of step 10 is gone" in condition.message) == ("True", True)
+
+    asyncio.run(story())
+
+
+def test_with_a_checkpoint_nobody_is_warned() -> None:
+    async def story() -> None:
+        world = await suspended(**CHECKPOINT)
+        assert warnings(world) == []
+        assert "goes on from its newest checkpoint" in world.condition("Suspended").message
+
+    asyncio.run(story())
+
+
+def test_a_job_that_was_never_begun_loses_nothing() -> None:
+    async def story() -> None:
+        world = World(manifest(suspend=True))
+        await world.settle()
+        assert (world.pods, warnings(world), world.job.status.state) == ({}, [], JobState.SUSPENDED)
+
+    asyncio.run(story())
+
+
+def test_who_is_resumed_waits_for_those_who_write_the_checkpoint() -> None:
+    async def story() -> None:
+        world = await suspended(**CHECKPOINT)
+        world.user_changes(suspend=False)
+        await world.settle()
+        assert world.pods == {}
+        assert {entry.state for entry in world.job.status.replica_statuses} == {ReplicaState.SUSPENDED}
+        stopped(world)
+        await world.settle()
+        assert sorted(world.pods) == [f"r{replica}-a1-{index}" for replica in range(3) for index in range(2)]
+
+    asyncio.run(story())
+
+
+def test_replicas_that_are_added_as_the_job_is_resumed_hold_nobody_up() -> None:
+    async def story() -> None:
+        world = await suspended(**CHECKPOINT)
+        world.user_changes(suspend=False, replicas=4)
+        await world.settle()
+        assert sorted(world.pods) == ["r3-a0-0", "r3-a0-1"]
+        stopped(world)
+        await world.settle()
+        assert len(world.pods) == 8
+
+    asyncio.run(story())
+
+
+def test_without_a_checkpoint_there_is_nothing_to_wait_for() -> None:
+    async def story() -> None:
+        world = await suspended()
+        world.user_changes(suspend=False)
+        await world.settle()
+        assert len(world.pods) == 6
+
+    asyncio.run(story())
+
+
+def test_what_was_changed_meanwhile_is_what_is_started() -> None:
+    async def story() -> None:
+        world = await suspended(**CHECKPOINT)
+        stopped(world)
+        template = {"spec": {"containers": [{"name": "train", "image": "y", "command": ["train"]}]}}
+        world.user_changes(suspend=False, template=template, replicas=2)
+        await world.settle()
+        assert sorted(world.pods) == ["r0-a1-0", "r0-a1-1", "r1-a1-0", "r1-a1-1"]
+        assert world.pod("r0-a1-0")["spec"]["containers"][0]["image"] == "y"
+        assert world.condition("Progressing").reason == "UpToDate"
+
+    asyncio.run(story())
