@@ -129,7 +129,7 @@ def _conditions(
     rows = (
         ("Accepted", not observed.foreign, *_acceptance(observed)),
         ("Available", enough, "EnoughReplicas" if enough else "TooFewReplicas", training),
-        ("Progressing", *_progress(job, observed, entries, state)),
+        ("Progressing", *_rolling(job, observed, entries, state)),
         ("Degraded", short, "ReplicasMissing" if short else "NoneMissing", away if short else ""),
         ("Suspended", state is JobState.SUSPENDED, *_suspension(job, observed)),
         ("Complete", state is JobState.COMPLETE, *_ending(state, JobState.COMPLETE, verdict)),
@@ -147,7 +147,7 @@ def _suspension(job: Job, observed: Observed) -> tuple[str, str]:
     return "SuspendIsTrue", f"{lost}: the job begins anew when it is resumed" if run.step(job, observed) else ""
 
 
-def _progress(
+def _rolling(
     job: Job, observed: Observed, entries: tuple[ReplicaStatus, ...], state: JobState
 ) -> tuple[bool, str, str]:
     if state in (JobState.SUSPENDED, JobState.COMPLETE, JobState.FAILED):

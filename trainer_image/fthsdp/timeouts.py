@@ -257,12 +257,6 @@ RULES: tuple[Rule, ...] = (
         reason="the coordinator finds out who hangs, not a watchdog inside a replica",
     ),
     Rule(
-        name="termination_grace",
-        others=("leave_timeout",),
-        strictly=True,
-        reason="a replica that is not killed first leaves at a boundary, which costs nobody a step",
-    ),
-    Rule(
         name="straggler_grace",
         others=("bye_timeout",),
         strictly=True,

@@ -357,7 +357,8 @@ def _break_template(world: World, fault: Fault) -> None:
 
 
 def _change_updates(world: World, fault: Fault) -> None:
-    kind = ("Rolling", "OnRestart", "Recreate")[fault.number % 3]
+    kept = world.job is not None and "checkpoint" in world.job["spec"]
+    kind = ("Rolling", "OnRestart", "Recreate" if kept else "Rolling")[fault.number % 3]
     world.change(updatePolicy={"type": kind, "maxUnavailable": 1 + fault.number % 2})
 
 

@@ -84,8 +84,3 @@ def test_a_rule_about_somebody_elses_setting_waits_until_that_is_known() -> None
     check({"connect_timeout": 5.0})
     with pytest.raises(ConfigError, match=r"^connect-timeout is 5 s: .* the ring's connect-timeout \(10 s\)"):
         check({"connect_timeout": 5.0, "ring_connect_timeout": 10.0})
-
-
-def test_a_replica_that_is_killed_before_it_can_leave_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"^the pods' grace period is 20 s: it must be longer than the time to leave"):
-        check({"termination_grace": 20.0})
