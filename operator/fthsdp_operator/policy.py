@@ -270,6 +270,8 @@ def _code_fault(
     fraction = job.spec.failure_policy.simultaneous_fraction
     if not fraction or not _may_be_the_code(failure, trained=trained):
         return None
+    if any(other.ready_since is not None and other.revision != entry.revision for other in others):
+        return None  # the code of this one may be wrong, and that of the others is another one, and works
     alike = [other for other in others if _alike(other, failure, now, trained=trained)]
     # Who was abandoned for something else would not have come anyway.
     able = 1 + sum(other.state is not ReplicaState.ABANDONED for other in others)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fthsdp_operator import cache, coordinator_pod, execute, policy, render, replicas, run
+from fthsdp_operator import cache, coordinator_pod, execute, policy, render, replicas, roll, run
 from fthsdp_operator import plan as rules
 from fthsdp_operator.actions import Create, Delete, Plan, Tell, delete, tell
 from fthsdp_operator.api import Job, JobStatus, ReplicaState, ReplicaStatus
@@ -242,6 +242,37 @@ def hears_nothing_of_what_went_in_a_gap(patch: Patch) -> None:
     patch.setattr(cache.Mirror, "replace", replace_nothing)
 
 
+def rolls_all_at_once(patch: Patch) -> None:
+    """A changed template takes as many away as minReplicas leaves."""
+    patch.setattr(roll, "_room", lambda *_: 99)
+
+
+def rolls_below_the_minimum(patch: Patch) -> None:
+    """A changed template takes away whom maxUnavailable leaves, whatever minReplicas is."""
+    original = roll._next_ones
+
+    def next_ones(job: Job, *rest: Any) -> Any:
+        spec = job.spec.model_copy(update={"min_replicas": 0})
+        return original(job.model_copy(update={"spec": spec}), *rest)
+
+    patch.setattr(roll, "_next_ones", next_ones)
+
+
+def rolls_on_whatever_fails(patch: Patch) -> None:
+    """Replicas that fail with the new template and are abandoned make room for the next ones."""
+    patch.setattr(roll, "_broken", lambda *_: [])
+
+
+def replaces_who_has_the_template_already(patch: Patch) -> None:
+    """A roll begins with all replicas, and is not over for those that have had their turn."""
+    patch.setattr(roll, "_is_outdated", lambda job, entry: entry.state not in roll._AT_REST)
+
+
+def does_not_wait_for_those_who_leave(patch: Patch) -> None:
+    """A suspended job's coordinator goes with the replicas, and who is resumed does not wait for their checkpoint."""
+    patch.setattr(run, "stopped_by", lambda *_: 0.0)
+
+
 BUGS: Sequence[Bug] = (
     acts_before_the_status_is_written,
     goes_on_after_a_conflict,
@@ -266,4 +297,9 @@ BUGS: Sequence[Bug] = (
     forgets_the_time_to_live,
     takes_what_is_late_for_deleted,
     hears_nothing_of_what_went_in_a_gap,
+    rolls_all_at_once,
+    rolls_below_the_minimum,
+    rolls_on_whatever_fails,
+    replaces_who_has_the_template_already,
+    does_not_wait_for_those_who_leave,
 )

@@ -151,6 +151,11 @@ class Checks:
             self.fail(
                 f"the replicas {numbers} are replaced, and {away} are away: maxUnavailable is {policy.max_unavailable}"
             )
+        new = {it.index: it for it in job.status.replica_statuses if it.revision == wanted}
+        failed = [it.index for it in new.values() if it.last_failure is not None and it.last_failure.revision == wanted]
+        works = any(it.replica in new and it.role is not None and it.step is not None for it in self._members(observed))
+        if failed and not works:
+            self.fail(f"the replicas {numbers} are replaced, and {failed} have failed with that template")
         if sum(it.state in _TRAIN for it in entries) < job.spec.min_replicas:
             self.fail(f"the replicas {numbers} are replaced, and fewer than {job.spec.min_replicas} are left")
 
@@ -174,7 +179,7 @@ class Checks:
         for entry in new.replica_statuses:
             known = old.replica(entry.index)
             if known is not None:
-                self._next_attempt(parse_job(after), known, entry)
+                self._next_attempt(operator, parse_job(after), known, entry)
             if entry.state not in (ReplicaState.PENDING, ReplicaState.BACKOFF, *_AWAY):
                 self._seen_whole.add((uid_of(after), entry.index, entry.attempt))
         if new.state in _TERMINAL and old.state not in _TERMINAL:
@@ -191,7 +196,7 @@ class Checks:
         if old.state in _TERMINAL and (new.state, new.completion_time) != (old.state, old.completion_time):
             self.fail(f"a job that was {old.state} becomes {new.state}")
 
-    def _next_attempt(self, job: Job, old: ReplicaStatus, new: ReplicaStatus) -> None:
+    def _next_attempt(self, operator: Operator, job: Job, old: ReplicaStatus, new: ReplicaStatus) -> None:
         """Attempts grow one by one; each was paid for once, and something had happened to the one before."""
         attempts, restarts = new.attempt - old.attempt, new.restarts - old.restarts
         what = f"replica {new.index} goes from attempt {old.attempt} ({old.state}) to {new.attempt} ({new.state})"
@@ -206,6 +211,8 @@ class Checks:
             return
         if old.state in _ENDED and not self._world.gave_up:
             self.fail(f"{what}: it had ended, and is started again")
+        if old.state is ReplicaState.SUSPENDED and job.spec.checkpoint is not None and new.state not in _ENDED:
+            self._have_stopped(operator, job, what)
         if old.state in _AWAY:
             if restarts:
                 self.fail(f"{what}: coming back costs a restart")
@@ -215,6 +222,14 @@ class Checks:
         self._is_paid_for(job, old, new, what)
         if not self._world.blamed(job.metadata.uid, (old.index, old.attempt)):
             self.fail(f"{what}: nothing had happened to it")
+
+    def _have_stopped(self, operator: Operator, job: Job, what: str) -> None:
+        """Nobody writes a checkpoint any more, or lets go who does."""
+        for pod in self._world.server.pods(job.name):
+            mine = uid_of(pod) in operator.saw and REPLICA_LABEL in pod["metadata"]["labels"]
+            end = self._world.nodes.ends(pod) if mine else None
+            if end is not None and pod["status"]["phase"] == "Running" and self._world.now + operator.skew < end:
+                self.fail(f"{what}: {name_of(pod)} still stops")
 
     def _is_paid_for(self, job: Job, old: ReplicaStatus, new: ReplicaStatus, what: str) -> None:
         """A restart is counted once, and there are never more within the window than the budget allows."""
@@ -311,6 +326,8 @@ class Checks:
         going = "deletionTimestamp" in pod["metadata"] or pod["status"]["phase"] in ("Succeeded", "Failed")
         if not (wrong or going or job.spec.suspend or job.status.terminal):
             self.fail(f"{operator.name} deletes a coordinator with which nothing is wrong")
+        if job.spec.suspend and not going:
+            self._have_stopped(operator, job, f"{operator.name} deletes the coordinator of a suspended job")
 
     def _deletes_trainer(self, operator: Operator, job: Job, pod: Manifest) -> None:
         who, name = _who(pod), name_of(pod)

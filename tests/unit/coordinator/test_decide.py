@@ -227,6 +227,23 @@ def test_nothing_is_planned_without_a_reason() -> None:
     assert propose(states, base=base, joiners=[], stranded=[], number=5, wanted=3, least=1) is None
 
 
+def test_where_fewer_are_wanted_by_now_the_highest_become_spares() -> None:
+    base = epoch((0, 1, 2, 3), (4,))
+    states = {r: at(5) for r in range(5)}
+    record = propose(states, base=base, joiners=[], stranded=[], number=5, wanted=2, least=1)
+    assert record is not None
+    assert (record.active, record.snapshots, record.paused) == ((0, 1), (), False)
+    assert [m.replica for m in record.members] == [0, 1, 2, 3, 4]
+    assert propose(states, base=record, joiners=[], stranded=[], number=6, wanted=2, least=1) is None
+
+
+def test_who_leaves_makes_room_before_anybody_becomes_a_spare() -> None:
+    states = {0: leaving(at(5)), 1: at(5), 2: at(5)}
+    record = propose(states, base=epoch((0, 1, 2)), joiners=[], stranded=[], number=5, wanted=2, least=1)
+    assert record is not None
+    assert record.active == (1, 2)
+
+
 def test_no_more_become_active_than_are_wanted() -> None:
     states = {0: at(5), 1: at(5), 2: at(5)}
     base = epoch((0, 1), (2,))

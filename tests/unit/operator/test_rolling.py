@@ -375,3 +375,18 @@ def test_an_operator_killed_anywhere_in_a_roll_goes_on_as_if_it_had_not_been(typ
     whole = asyncio.run(story(None))
     for kill_at in range(4):
         assert asyncio.run(story(kill_at)) == whole
+
+
+def test_the_same_failure_of_all_that_have_the_new_template_is_no_fault_of_the_code_of_the_others() -> None:
+    async def story() -> None:
+        world = await changed(
+            replicas=4, minReplicas=1, updatePolicy={"maxUnavailable": 3}, failurePolicy={"simultaneousFraction": 0.5}
+        )
+        world.kubelets_start_everything()
+        for replica in (1, 2, 3):
+            world.exits(f"r{replica}-a1-0", 1)
+        await world.settle()
+        assert world.job.status.state is JobState.DEGRADED
+        assert {"r0-a0-0", "r0-a0-1"} <= world.pods.keys()
+
+    asyncio.run(story())

@@ -145,8 +145,9 @@ def propose(
 ) -> EpochRecord | None:
     """Return the planned epoch after ``base``, or None when nothing is to be changed.
 
-    It takes in the joiners as shadows, makes ready shadows active, lets go who asked to leave, and has new stripes
-    taken for shadows in ``stranded``. When everybody has asked to leave, it has no members.
+    It takes in the joiners as shadows, makes ready shadows active (or, where fewer are wanted by now, the highest
+    active ones spares), lets go who asked to leave, and has new stripes taken for shadows in ``stranded``. When
+    everybody has asked to leave, it has no members.
     """
     gone = may_leave(states, newcomers=bool(joiners))
     staying = [m for m in base.members if m.replica not in gone]
@@ -154,8 +155,10 @@ def propose(
     ready = [m.replica for m in staying if m.role is Role.SHADOW and states[m.replica].step is not None]
     promoted = sorted(ready)[: max(wanted - len(active), 0)]
     active.update(promoted)
+    demoted = sorted(active)[wanted:]
+    active.difference_update(demoted)
     removed = len(staying) < len(base.members)
-    if not (joiners or stranded or promoted or removed):
+    if not (joiners or stranded or promoted or demoted or removed):
         return None
     if not active:
         return EpochRecord(number=number, members=(), wanted=wanted)
