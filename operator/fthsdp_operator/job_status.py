@@ -10,7 +10,7 @@ from fthsdp_operator.api import Condition, CoordinatorStatus, Job, JobState, Job
 from fthsdp_operator.observe import Observed
 from fthsdp_operator.replicas import READY
 from fthsdp_operator.revision import revision_of
-from fthsdp_operator.roll import STALLED, progress
+from fthsdp_operator.roll import STALLED, current_revision, progress
 
 __all__ = ["PROGRESS", "milestones", "newest_failure", "status_of"]
 
@@ -46,7 +46,7 @@ def status_of(
         ready_replicas=ready,
         abandoned_replicas=sum(entry.state is ReplicaState.ABANDONED for entry in entries),
         selector=render.selector(job.name),
-        current_revision=_current_revision(job, entries),
+        current_revision=current_revision(job, entries),
         update_revision=revision_of(job.spec),
         updated_replicas=sum(
             entry.revision == revision_of(job.spec) and _has_pods(observed, entry) for entry in entries
@@ -84,13 +84,6 @@ def _progress(job: Job, observed: Observed, now: float, *, moved: bool) -> dict[
 def _has_pods(observed: Observed, entry: ReplicaStatus) -> bool:
     """Those that an abandoned replica has left behind do not count."""
     return entry.state is not ReplicaState.ABANDONED and bool(observed.group(entry.index, entry.attempt))
-
-
-def _current_revision(job: Job, entries: tuple[ReplicaStatus, ...]) -> str:
-    """The revision that all run; until all run the newest one, the one before it."""
-    wanted = revision_of(job.spec)
-    old = [entry.revision for entry in entries if entry.state is not ReplicaState.REMOVED]
-    return wanted if set(old) <= {wanted} else job.status.current_revision or wanted
 
 
 def _state(job: Job, observed: Observed, ready: int, *, over: bool, started: bool) -> JobState:

@@ -13,12 +13,12 @@ from collections.abc import Iterator, Sequence
 from fthsdp.coordinator.messages import Role
 from fthsdp_operator import replicas, run
 from fthsdp_operator.actions import delete
-from fthsdp_operator.api import Job, ReplicaState, ReplicaStatus, UpdateType
+from fthsdp_operator.api import Job, ReplicaState, ReplicaStatus, RuleAction, UpdateType
 from fthsdp_operator.observe import Observed
 from fthsdp_operator.replicas import READY, Group
 from fthsdp_operator.revision import revision_of
 
-__all__ = ["STALLED", "Progress", "progress", "roll"]
+__all__ = ["STALLED", "Progress", "current_revision", "progress", "roll"]
 
 STALLED = "RollStalled"
 """Reason of the condition Progressing when a replica does not come up with the new template."""
@@ -30,17 +30,25 @@ def roll(job: Job, observed: Observed, groups: Sequence[Group], now: float) -> l
     """Take the next step of a roll, where there is one; ``groups`` is what was decided about the replicas before."""
     entries = [group.entry for group in groups]
     kind = job.spec.update_policy.type
-    if kind is UpdateType.ON_RESTART or not any(_is_outdated(job, entry) for entry in entries):
-        return list(groups)
-    if kind is UpdateType.RECREATE:
-        return _recreated(job, observed, groups) if run.knows_who_trains(job, observed) else list(groups)
-    chosen = {entry.index for entry in _next_ones(job, observed, entries)}
+    outdated = [entry for entry in entries if _is_outdated(job, entry)]
+    if outdated and kind is UpdateType.RECREATE and run.knows_who_trains(job, observed):
+        return _recreated(job, observed, groups)
+    chosen = {entry.index for entry in outdated if _is_not_running(job, observed, entry)}
+    if kind is UpdateType.ROLLING:
+        chosen |= {entry.index for entry in _next_ones(job, observed, entries, outdated)}
     return [_replaced(job, observed, group, now) if group.entry.index in chosen else group for group in groups]
 
 
 def _is_outdated(job: Job, entry: ReplicaStatus) -> bool:
     """It has, or is to have, pods of another template."""
     return entry.state not in _AT_REST and entry.revision != revision_of(job.spec)
+
+
+def _is_not_running(job: Job, observed: Observed, entry: ReplicaStatus) -> bool:
+    """Some pod of it waits for a node or an image, or is not there: nothing is lost with the others."""
+    pods = observed.group(entry.index, entry.attempt)
+    running = sum(pod.phase == "Running" for pod in pods)
+    return entry.state not in READY and running < job.spec.pods_per_replica
 
 
 def _replaced(job: Job, observed: Observed, group: Group, now: float) -> Group:
@@ -63,11 +71,14 @@ def _left(observed: Observed, group: Group) -> Group:
 # --- one after the other --------------------------------------------------------------------------------------------
 
 
-def _next_ones(job: Job, observed: Observed, entries: Sequence[ReplicaStatus]) -> Iterator[ReplicaStatus]:
-    """Yield who is replaced now: all that train nothing anyway, and as many others as may be away."""
-    outdated = [entry for entry in entries if _is_outdated(job, entry)]
-    yield from (entry for entry in outdated if _surely_idle(job, observed, entry))
-    if not run.knows_who_trains(job, observed) or _broken(job, entries):
+def _next_ones(
+    job: Job, observed: Observed, entries: Sequence[ReplicaStatus], outdated: Sequence[ReplicaStatus]
+) -> Iterator[ReplicaStatus]:
+    """Yield who is replaced now of those that run: all that do not train, and as many others as may be away."""
+    if not run.knows_who_trains(job, observed):
+        return
+    yield from (entry for entry in outdated if entry.state not in READY and not _is_active(observed, entry))
+    if _broken(job, entries):
         return
     ready = [entry for entry in entries if entry.state in READY]
     free = min(_room(job, entries), len(ready) - job.spec.min_replicas)
@@ -79,15 +90,9 @@ def _turn(entry: ReplicaStatus) -> tuple[bool, int]:
     return entry.state is not ReplicaState.SPARE, -entry.index
 
 
-def _surely_idle(job: Job, observed: Observed, entry: ReplicaStatus) -> bool:
-    """Nobody trains there: its pods do not all run, or the coordinator, who knows of those that train, knows it not."""
-    if entry.state in READY:
-        return False
-    pods = observed.group(entry.index, entry.attempt)
-    if sum(pod.phase == "Running" for pod in pods) < job.spec.pods_per_replica:
-        return True
+def _is_active(observed: Observed, entry: ReplicaStatus) -> bool:
     member = observed.member(entry.index, entry.attempt)
-    return run.knows_who_trains(job, observed) and (member is None or member.role is not Role.ACTIVE)
+    return member is not None and member.role is Role.ACTIVE
 
 
 def _room(job: Job, entries: Sequence[ReplicaStatus]) -> int:
@@ -102,7 +107,16 @@ def _broken(job: Job, entries: Sequence[ReplicaStatus]) -> list[ReplicaStatus]:
     new = [entry for entry in entries if entry.revision == wanted]
     if any(entry.state in READY for entry in new):
         return []
-    return [entry for entry in new if entry.last_failure is not None and entry.last_failure.revision == wanted]
+    return [entry for entry in new if _failed_by_itself(entry) and _failed_with(entry, wanted)]
+
+
+def _failed_by_itself(entry: ReplicaStatus) -> bool:
+    """It was no fault of a machine, which says nothing of a template."""
+    return entry.last_failure is not None and entry.last_failure.action is not RuleAction.RESTART_REPLICA_FREE
+
+
+def _failed_with(entry: ReplicaStatus, revision: str) -> bool:
+    return entry.last_failure is not None and entry.last_failure.revision == revision
 
 
 # --- in words -------------------------------------------------------------------------------------------------------
@@ -116,10 +130,12 @@ def progress(job: Job, observed: Observed, entries: Sequence[ReplicaStatus]) -> 
     old = [entry for entry in entries if _is_outdated(job, entry)]
     policy, wanted = job.spec.update_policy, revision_of(job.spec)
     back = [entry for entry in entries if entry.state is ReplicaState.SUSPENDED]
-    if not old:
-        return (True, "Recreating", "all replicas stop, to start again") if back else (False, "UpToDate", "")
-    those = f"{_names(old)} {'run' if len(old) > 1 else 'runs'} an older template than {wanted}"
-    if policy.type is UpdateType.ON_RESTART:
+    if back:
+        return True, "Recreating", f"{_names(back)} stop, to start again with the template {wanted}"
+    if not old and current_revision(job, entries) == wanted:
+        return False, "UpToDate", ""
+    those = _old_ones(old, wanted)
+    if policy.type is UpdateType.ON_RESTART and old:
         return False, "OnRestart", f"{those}, until the next restart (updatePolicy.type is OnRestart)"
     broken = _broken(job, entries) if policy.type is UpdateType.ROLLING else []
     if broken:
@@ -135,7 +151,20 @@ def progress(job: Job, observed: Observed, entries: Sequence[ReplicaStatus]) -> 
         least = job.spec.min_replicas
         advice = "lower minReplicas, add a replica or a spare, or suspend the job"
         return False, "NoRoom", f"{those}: {ready} can train and minReplicas is {least}, so none can go: {advice}"
-    return True, "Rolling", f"{those}" + (f"; waits for {_names(away)}" if away else "")
+    return True, "Rolling", those + (f"; waits for {_names(away)}" if away else "")
+
+
+def current_revision(job: Job, entries: Sequence[ReplicaStatus]) -> str:
+    """Return the revision that all run; while a newer one is on its way to them, the one before."""
+    wanted = revision_of(job.spec)
+    there = (entry.revision == wanted and entry.state in READY for entry in entries if entry.state not in _AT_REST)
+    return wanted if all(there) else job.status.current_revision or wanted
+
+
+def _old_ones(old: Sequence[ReplicaStatus], wanted: str) -> str:
+    if not old:
+        return f"all have the template {wanted}"
+    return f"{_names(old)} {'run' if len(old) > 1 else 'runs'} an older template than {wanted}"
 
 
 def _names(entries: Sequence[ReplicaStatus]) -> str:

@@ -12,6 +12,7 @@ from tests.cluster.apiserver.server import ApiServer
 
 from fthsdp.errors import ConfigError
 from fthsdp_operator.api import API_VERSION, KIND, TRANSPORT_ENV, parse_job
+from fthsdp_operator.revision import revision_of
 
 pytestmark = pytest.mark.cluster
 
@@ -59,6 +60,7 @@ def codes(**fields: Any) -> dict[str, Any]:
 
 
 SAME_SENTENCE = [
+    (spec(updatePolicy={"type": "Recreate"}), "updatePolicy.type Recreate takes all replicas away at once"),
     (spec(minReplicas=4), "minReplicas is above replicas: lower minReplicas or raise replicas"),
     (spec(failurePolicy={"backoff": {"maxSeconds": 1}}), "backoff.maxSeconds is below backoff.initialSeconds"),
     (rules({"onExitCodes": None}), "a rule of failurePolicy needs exactly one of onExitCodes, onPodReasons and"),
@@ -88,6 +90,10 @@ SAME_FIELD = [
     (spec(replicas="3"), "spec.replicas"),
     (spec(podsPerReplica=0), "spec.podsPerReplica"),
     (spec(suspend="yes"), "spec.suspend"),
+    (spec(updatePolicy={"type": "Blue"}), "spec.updatePolicy.type"),
+    (spec(success={"policy": "Most"}), "spec.success.policy"),
+    (spec(managedBy=""), "spec.managedBy"),
+    (spec(retainFailedPods=11), "spec.retainFailedPods"),
     (spec(batchPolicy="shrink"), "spec.batchPolicy"),
     (spec(checkpoint={"path": "/c"}), "spec.checkpoint.everySteps"),
     (spec(replica=3), "spec.replica"),
@@ -147,6 +153,9 @@ def test_a_job_comes_back_with_its_defaults(apiserver: ApiServer) -> None:
     assert policy["backoff"] == {"initialSeconds": 5, "maxSeconds": 300, "factor": 2, "stableSeconds": 600}
     assert (policy["onExhausted"], policy["simultaneousFraction"]) == ("AbandonReplica", 1)
     assert "job" not in policy
+    assert made["spec"]["updatePolicy"] == {"type": "Rolling", "maxUnavailable": 1}
+    assert made["spec"]["success"] == {"policy": "First"}
+    assert (made["spec"]["managedBy"], made["spec"]["retainFailedPods"]) == ("fthsdp.dev/fthsdp-operator", 1)
     assert (made["spec"]["spares"], made["spec"]["batchPolicy"], made["spec"]["lrPolicy"]) == (0, "Shrink", "None")
     assert made["spec"]["template"] == GOOD["spec"]["template"]
     assert parse_job(made).spec == parse_job(GOOD).spec
@@ -169,6 +178,7 @@ def test_pods_per_replica_cannot_be_changed_and_replicas_can(apiserver: ApiServe
     [
         {"batchPolicy": "Constant"},
         {"lrPolicy": "Sqrt"},
+        {"processesPerPod": 2},
         {"checkpoint": {"path": "/c", "everySteps": 9}},
         {"tls": {"secretName": "s"}},
     ],
@@ -185,12 +195,26 @@ def test_what_all_replicas_have_to_agree_on_cannot_be_changed_while_they_run(
     apiserver.kubectl(*patch, json.dumps({"spec": {"suspend": False, **change}}))
 
 
+def test_who_looks_after_a_job_cannot_be_changed(apiserver: ApiServer, namespace: str) -> None:
+    job = json.dumps(spec(managedBy="kueue.x-k8s.io/multikueue"))
+    apiserver.kubectl("create", "-n", namespace, "-f", "-", stdin=job)
+    patch = json.dumps({"spec": {"managedBy": "fthsdp.dev/fthsdp-operator"}})
+    said = apiserver.kubectl("patch", "fthsdp", "llama", "-n", namespace, "--type=merge", "-p", patch, fails=True)
+    assert "managedBy cannot be changed while the job exists" in said
+
+
+def test_a_template_is_stored_as_it_was_given_so_that_its_revision_stays(apiserver: ApiServer, namespace: str) -> None:
+    apiserver.kubectl("create", "-n", namespace, "-f", "-", stdin=json.dumps(GOOD))
+    stored = apiserver.items("fthsdp", namespace)["llama"]
+    assert revision_of(parse_job(stored).spec) == revision_of(parse_job(GOOD).spec)
+
+
 def test_a_job_is_listed_under_its_short_name_and_with_everything(apiserver: ApiServer, namespace: str) -> None:
     apiserver.kubectl("create", "-n", namespace, "-f", "-", stdin=json.dumps(GOOD))
     header = apiserver.kubectl("get", "fthsdp", "-n", namespace).splitlines()[0].split()
     assert header == ["NAME", "READY", "MIN", "STEP", "RESTARTS", "STATE", "LAST-FAILURE", "AGE"]
     wide = apiserver.kubectl("get", "fthsdp", "-n", namespace, "-o", "wide").splitlines()[0].split()
-    assert {"SPARES", "ABANDONED"} <= set(wide)
+    assert {"SPARES", "UP-TO-DATE", "ABANDONED"} <= set(wide)
     assert "fthsdpjob.fthsdp.dev/llama" in apiserver.kubectl("get", "all", "-n", namespace)
 
 

@@ -22,6 +22,7 @@ from fthsdp_operator.api import (
     JobStatus,
     ReplicaState,
     ReplicaStatus,
+    RuleAction,
     UpdateType,
     parse_job,
 )
@@ -126,7 +127,7 @@ class Checks:
         going = {(pod.replica, pod.attempt) for pod in observed.trainers if pod.uid in deleted and pod.replica >= 0}
         active = {(it.replica, it.attempt) for it in observed.coordinator.replicas if it.role is Role.ACTIVE}
         healthy = {who for who in going & active if not self._world.blamed(job.metadata.uid, who)}
-        left = [it for it in todo.status.replica_statuses if it.state in _TRAIN and it.index < job.spec.groups]
+        left = [it for it in todo.status.replica_statuses if it.state in _TRAIN]
         if healthy and len(left) < job.spec.min_replicas <= len(left) + len(healthy):
             self.fail(
                 f"the replicas and attempts {sorted(healthy)} are taken away, and {len(left)} replicas are left that"
@@ -152,7 +153,7 @@ class Checks:
                 f"the replicas {numbers} are replaced, and {away} are away: maxUnavailable is {policy.max_unavailable}"
             )
         new = {it.index: it for it in job.status.replica_statuses if it.revision == wanted}
-        failed = [it.index for it in new.values() if it.last_failure is not None and it.last_failure.revision == wanted]
+        failed = [it.index for it in new.values() if _broke_with(it, wanted)]
         works = any(it.replica in new and it.role is not None and it.step is not None for it in self._members(observed))
         if failed and not works:
             self.fail(f"the replicas {numbers} are replaced, and {failed} have failed with that template")
@@ -387,7 +388,15 @@ class Checks:
 
 def _rolled(old: ReplicaStatus, new: ReplicaStatus) -> bool:
     """It starts again with another template, at no cost."""
-    return new.attempt > old.attempt and new.revision != old.revision and new.restarts == old.restarts
+    changed = new.attempt > old.attempt and new.revision != old.revision and new.restarts == old.restarts
+    return changed and old.state not in _AWAY
+
+
+def _broke_with(entry: ReplicaStatus, revision: str) -> bool:
+    failure = entry.last_failure
+    return (
+        failure is not None and failure.revision == revision and failure.action is not RuleAction.RESTART_REPLICA_FREE
+    )
 
 
 def _stopping(todo: Plan) -> bool:
