@@ -88,12 +88,13 @@ def _running(job: Job, observed: Observed, now: float) -> Plan:
 
 
 def _unfinished(job: Job, entries: Iterable[ReplicaStatus]) -> str:
-    """Say who should have finished and has not; empty when the run was a success."""
+    """Say who has failed and should have finished; empty when the run was a success."""
     fine = (ReplicaState.FINISHED, ReplicaState.ABANDONED, ReplicaState.REMOVED)
-    others = [str(entry.index) for entry in entries if entry.state not in fine]
-    if job.spec.success.policy is SuccessPolicy.FIRST or not others:
+    failed = {entry.index: entry.last_failure for entry in entries if entry.state not in fine}
+    lines = [policy.failure_line(index, failure) for index, failure in failed.items() if failure is not None]
+    if job.spec.success.policy is SuccessPolicy.FIRST or not lines:
         return ""
-    return f"the run is over, and of its replicas have not finished: {', '.join(others)} (success.policy is All)"
+    return f"the run is over, and these have not finished (success.policy is All): {', '.join(lines)}"
 
 
 def _in_order(

@@ -60,6 +60,19 @@ def test_the_run_goes_on_from_the_step_at_which_the_last_have_left(tmp_path: Pat
         assert passes.count(list(range(left + 1, STEPS + 1))) == 6
 
 
+def test_a_replica_that_dies_while_all_leave_costs_nothing(tmp_path: Path) -> None:
+    with running(job(tmp_path)) as run:
+        run.wait_for_step(5)
+        for replica in (0, 1):
+            run.signal(replica, signal.SIGTERM)
+        run.kill(2)
+        assert {run.exit_code(replica, rank=rank) for replica in (0, 1) for rank in range(2)} == {0}, run.logs()
+        left = survey(tmp_path / "checkpoints").whole[0].step
+        report = go_on(run)
+        assert_sound(report, steps=STEPS)
+        assert [start["step"] for start in report["starts"]] == [0, left]
+
+
 def test_one_that_leaves_alone_writes_nothing(tmp_path: Path) -> None:
     with running(job(tmp_path)) as run:
         run.wait_for_step(3)

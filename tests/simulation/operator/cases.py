@@ -56,6 +56,7 @@ def _random_spec(random: Random) -> dict[str, Any]:
             "type": random.choice(["Rolling", "Rolling", "OnRestart"]),
             "maxUnavailable": random.choice([1, 1, 2]),
         },
+        "success": {"policy": random.choice(["First", "First", "All"])},
         **random.choice([{}, {"checkpoint": {"path": "/checkpoints", "everySteps": 10}}]),
         "template": {"spec": {"containers": [{"name": "main", "image": "x", "command": ["train"]}]}},
         "failurePolicy": {

@@ -79,6 +79,8 @@ CROSSFIRE = [
     Kind.LATE_EVENTS,
 ]
 """What users and operators do to each other while replicas fail."""
+CHANGES = [Kind.CHANGE_TEMPLATE, Kind.BREAK_TEMPLATE, Kind.CHANGE_UPDATES, Kind.SUSPEND, Kind.SCALE, Kind.EXIT]
+"""What a user does to a job who has changed his mind."""
 FINAL = (Kind.DELETE_JOB, Kind.DELETE_IN_FOREGROUND, Kind.CREATE_ANEW)
 
 
@@ -109,7 +111,8 @@ def random_faults(random: Random, *, most: int, until: float) -> list[Fault]:
 
     Often they are of a few kinds only, so that it is not always something else that happens first.
     """
-    kinds = random.choice([CROSSFIRE, random.sample(list(Kind), random.choice([3, 6, 12, len(Kind)]))])
+    some = random.sample(list(Kind), random.choice([3, 6, 12, len(Kind)]))
+    kinds = random.choice([CROSSFIRE, CROSSFIRE, CHANGES, some, some])
     weights = [0.2 if kind in FINAL else 3.0 if kind in OFTEN else 1.0 for kind in kinds]
     faults, at = [], 0.0
     for _ in range(random.randint(most // 2, most)):

@@ -45,7 +45,7 @@ def test_one_that_fails_after_the_others_have_finished_counts_under_all(spec: di
         assert world.job.status.restarts == 0
         if state is JobState.FAILED:
             assert world.condition("Failed").reason == "ReplicasUnfinished"
-            assert "have not finished: 2 (success.policy is All)" in world.condition("Failed").message
+            assert f"(success.policy is All): r2 {NAME}-r2-a0-0 Error exit 1" in world.condition("Failed").message
 
     asyncio.run(story())
 
@@ -68,6 +68,22 @@ def test_an_abandoned_replica_does_not_count_under_all() -> None:
         assert world.job.status.abandoned_replicas == 1
         world.everybody_trains(step=30, finished=True)
         finishes(world, 0, 1)
+        await world.settle()
+        assert world.job.status.state is JobState.COMPLETE
+
+    asyncio.run(story())
+
+
+def test_a_replica_that_was_added_too_late_to_begin_does_not_count_under_all() -> None:
+    async def story() -> None:
+        world = World(manifest(**ALL))
+        await world.train()
+        world.user_changes(replicas=4)
+        await world.settle()
+        world.vanish(f"{NAME}-coordinator")
+        await world.settle()
+        world.everybody_trains(step=30, finished=True)
+        finishes(world, 0, 1, 2)
         await world.settle()
         assert world.job.status.state is JobState.COMPLETE
 

@@ -95,6 +95,16 @@ def spend_the_last_of_the_job(world: World) -> None:
     world.exits("r2-a0-0", 1)
 
 
+def change_the_template(world: World) -> None:
+    world.user_changes(template={"spec": {"containers": [{"name": "train", "image": "y", "command": ["train"]}]}})
+
+
+def keep_checkpoints_and_change_all_at_once(world: World) -> None:
+    checkpoint = {"path": "/checkpoints", "everySteps": 10}
+    world.user_changes(checkpoint=checkpoint, updatePolicy={"type": "Recreate"})
+    change_the_template(world)
+
+
 STORIES: list[Step] = [
     delete_a_pod,
     lose_a_pod,
@@ -110,6 +120,8 @@ STORIES: list[Step] = [
     abandon_one_and_restart_another,
     bring_everywhere_the_same_fault,
     spend_the_last_of_the_job,
+    change_the_template,
+    keep_checkpoints_and_change_all_at_once,
 ]
 
 
@@ -124,6 +136,13 @@ def everything_has_stopped(world: World) -> None:
     world.coordinator = None
 
 
+def trainers_have_stopped(world: World) -> None:
+    for name in world.pods.keys() | {
+        key[1] for key, it in world.objects.items() if "deletionTimestamp" in it["metadata"]
+    }:
+        world.vanish(name)
+
+
 def resume(world: World) -> None:
     world.user_changes(suspend=False)
 
@@ -134,6 +153,7 @@ def its_time_is_up(world: World) -> None:
 
 LONGER = {
     "suspend_and_resume": [suspend, everything_has_stopped, resume],
+    "change_all_and_start_again": [keep_checkpoints_and_change_all_at_once, trainers_have_stopped, begin],
     "finish_and_go": [finish, its_time_is_up],
 }
 CASES = {"first_start": [begin], **{story.__name__: [story] for story in STORIES}, **LONGER}
