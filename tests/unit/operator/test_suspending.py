@@ -132,6 +132,8 @@ def test_what_was_changed_meanwhile_is_what_is_started() -> None:
         await world.settle()
         assert sorted(world.pods) == ["r0-a1-0", "r0-a1-1", "r1-a1-0", "r1-a1-1"]
         assert world.pod("r0-a1-0")["spec"]["containers"][0]["image"] == "y"
+        assert world.condition("Progressing").reason == "Rolling"
+        await world.train()
         assert world.condition("Progressing").reason == "UpToDate"
 
     asyncio.run(story())
