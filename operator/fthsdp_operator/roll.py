@@ -157,8 +157,8 @@ def progress(job: Job, observed: Observed, entries: Sequence[ReplicaStatus]) -> 
 def current_revision(job: Job, entries: Sequence[ReplicaStatus]) -> str:
     """Return the revision that all run; while a newer one is on its way to them, the one before."""
     wanted = revision_of(job.spec)
-    there = (entry.revision == wanted and entry.state in READY for entry in entries if entry.state not in _AT_REST)
-    return wanted if all(there) else job.status.current_revision or wanted
+    there = [entry.revision == wanted and entry.state in READY for entry in entries if entry.state not in _AT_REST]
+    return wanted if there and all(there) else job.status.current_revision or wanted
 
 
 def _old_ones(old: Sequence[ReplicaStatus], wanted: str) -> str:

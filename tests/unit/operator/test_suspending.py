@@ -123,6 +123,23 @@ def test_without_a_checkpoint_there_is_nothing_to_wait_for() -> None:
     asyncio.run(story())
 
 
+def test_a_template_that_is_changed_while_nothing_runs_is_rolled_out_when_all_are_back() -> None:
+    async def story() -> None:
+        world = await suspended(**CHECKPOINT)
+        old = world.job.status.current_revision
+        stopped(world)
+        world.user_changes(template={"spec": {"containers": [{"name": "train", "image": "y", "command": ["train"]}]}})
+        await world.settle()
+        assert world.job.status.current_revision == old != world.job.status.update_revision
+        world.user_changes(suspend=False)
+        await world.settle()
+        assert world.condition("Progressing").reason == "Rolling"
+        await world.train()
+        assert world.job.status.current_revision == world.job.status.update_revision
+
+    asyncio.run(story())
+
+
 def test_what_was_changed_meanwhile_is_what_is_started() -> None:
     async def story() -> None:
         world = await suspended(**CHECKPOINT)
