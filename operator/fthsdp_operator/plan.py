@@ -149,7 +149,7 @@ def _suspended(job: Job, observed: Observed, now: float) -> Plan:
         status=status,
         actions=delete(pods, "spec.suspend is true"),
         events=milestones(job, status),
-        wake_at=stopped_by if stopped_by > now else math.inf,
+        wake_at=min(stopped_by, now + POLL) if stopped_by > now else math.inf,
     )
 
 

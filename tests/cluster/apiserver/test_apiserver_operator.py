@@ -148,6 +148,30 @@ def test_suspending_takes_the_pods_away_and_scaling_adds_some(story: Story) -> N
         story.until(lambda: story.job()["status"]["state"] == "Suspended", "the job says so")
 
 
+def test_a_changed_template_reaches_pods_that_do_not_run_and_the_same_in_other_words_reaches_none(
+    story: Story,
+) -> None:
+    def template(**container: Any) -> str:
+        said = {"name": "train", "image": "x", "env": [{"name": "A", "value": "b"}], **container}
+        return json.dumps({"spec": {"template": {"spec": {"containers": [said]}}}})
+
+    with story.operator():
+        story.start()
+        before = uids(story.pods())
+        story.kubectl("patch", "fthsdp", "llama", "--type=merge", "-p", template(resources={}, volumeMounts=[]))
+        generation = story.job()["metadata"]["generation"]
+        story.until(lambda: story.job()["status"]["observedGeneration"] == generation, "the operator has looked")
+        assert uids(story.pods()) == before
+        story.kubectl("patch", "fthsdp", "llama", "--type=merge", "-p", template(image="y"))
+        second = {f"llama-r{replica}-a1-{index}" for replica in range(3) for index in range(2)}
+        story.until(lambda: story.pods().keys() == {*second, "llama-coordinator"}, "all pods are new ones")
+        revision = story.job()["status"]["updateRevision"]
+        pods = story.pods()
+        assert {pods[name]["metadata"]["labels"]["fthsdp.dev/revision"] for name in second} == {revision}
+        assert {pods[name]["spec"]["containers"][0]["image"] for name in second} == {"y"}
+        assert story.job()["status"]["restarts"] == 0
+
+
 def test_nothing_of_a_job_is_marked_by_us_and_deleting_it_leaves_nothing(story: Story) -> None:
     kinds = ("pods", "secrets", "services", "roles", "rolebindings", "configmaps", "serviceaccounts")
 

@@ -50,8 +50,11 @@ def test_the_coordinator_stays_until_the_replicas_have_left() -> None:
 def test_the_coordinator_does_not_stay_for_a_pod_on_a_node_that_is_lost() -> None:
     async def story() -> None:
         world = await suspended()
-        assert await world.look() == pytest.approx(32.0)  # the grace period and two seconds
-        world.now += 32.0
+        assert await world.look() == pytest.approx(2.0)
+        world.now += 31.9  # the grace period and almost two seconds
+        await world.look()
+        assert "deletionTimestamp" not in world.pod(COORDINATOR)["metadata"]
+        world.now += 0.1
         await world.look()
         assert "deletionTimestamp" in world.pod(COORDINATOR)["metadata"]
 
