@@ -76,7 +76,8 @@ def _progress(job: Job, observed: Observed, now: float, *, moved: bool) -> dict[
     }
     known = {name: getattr(before, name) for name in newest}
     first = not before.step and step > 0
-    if newest == known or observed.coordinator is None or not (due or moved or first):
+    final = observed.coordinator is not None and observed.coordinator.finished
+    if newest == known or observed.coordinator is None or not (due or moved or first or final):
         return known | {"progress_time": before.progress_time}
     return newest | {"progress_time": now}
 

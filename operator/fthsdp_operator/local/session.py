@@ -147,15 +147,17 @@ class Session:
     async def _watch(self) -> End:
         roles: object = None
         shown = -math.inf
+        last: Status | None = None
         while True:
             status = await self._cluster.coordinator_status(self._job)
             if status is not None:
+                last = status
                 await self._inject_due(status)
             if roles != (roles := _roles(status)):
                 self._cluster.changed.set()
             if self._elapsed - shown >= SHOW_INTERVAL:
                 shown = self._elapsed
-                self._screen.show(view(await self._job_now(), status), shown)
+                self._screen.show(view(await self._job_now(), status, last=last), shown)
                 if (words := await self._coordinator_keeps_failing()) is not None:
                     return End(code=ExitCode.FAILED, message=words)
             await asyncio.sleep(WATCH_INTERVAL)

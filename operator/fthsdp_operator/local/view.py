@@ -44,16 +44,17 @@ class View:
         return f"{self.name}  {self.state}  {self.ready or '-'} ready{spares}  step {self.step}{loss}"
 
 
-def view(job: Job, status: Status | None) -> View:
-    """Put together what the operator and the coordinator know."""
+def view(job: Job, status: Status | None, *, last: Status | None = None) -> View:
+    """Put together what the operator and the coordinator know; ``last``: what it said last, should it be silent now."""
+    heard = status or last
     steps = {r.replica: r.step for r in status.replicas} if status else {}
     return View(
         name=job.name,
         state=job.status.state,
         ready=job.status.ready or "",
         spares=job.status.spares or "",
-        step=max(status.step if status else 0, job.status.step),
-        loss=status.loss if status else job.status.loss,
+        step=max(heard.step if heard else 0, job.status.step),
+        loss=heard.loss if heard else job.status.loss,
         rows=tuple(_row(r, steps.get(r.index)) for r in job.status.replica_statuses),
     )
 

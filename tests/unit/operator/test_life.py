@@ -132,6 +132,17 @@ def test_numbers_that_change_with_every_step_are_written_down_now_and_then() -> 
     asyncio.run(story())
 
 
+def test_the_last_step_is_written_down_at_once() -> None:
+    async def story() -> None:
+        world = World()
+        await world.train(step=10)
+        world.everybody_trains(step=11, finished=True)
+        await world.settle()
+        assert world.job.status.step == 11
+
+    asyncio.run(story())
+
+
 def test_the_first_step_is_written_down_at_once() -> None:
     async def story() -> None:
         world = World()
