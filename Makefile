@@ -71,6 +71,7 @@ bench-quick: setup
 generate: setup
 	$(PYTHON) -m fthsdp_operator.crd --write $(CRD)
 	cp $(CRD) charts/fthsdp-operator/files/
+	$(PYTHON) -m fthsdp_operator.reference --write docs/api.md
 
 clean:
 	rm -rf $(VENV) runs dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fthsdp.coordinator.messages import Exited
-from fthsdp_operator.api import JobStatus
+from fthsdp_operator.api import EventReason, JobStatus
 from fthsdp_operator.observe import PodView
 
 __all__ = ["Action", "Create", "Delete", "Event", "Plan", "Step", "Tell", "by_force", "delete", "tell"]
@@ -49,7 +49,7 @@ class Event:
     """Something that people should be able to read in ``kubectl describe``."""
 
     warning: bool = False
-    reason: str
+    reason: EventReason
     message: str
     replica: int | None = None
     """The replica that it speaks of, where it is one."""

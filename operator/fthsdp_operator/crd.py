@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from fthsdp_operator.api import GROUP, KIND, MAX_JOB_NAME, NAME_RULE, PLURAL, VERSION, JobSpec, JobStatus
 
-__all__ = ["crd", "main", "text"]
+__all__ = ["Schema", "crd", "main", "put", "text"]
 
 Schema = dict[str, Any]
 
@@ -161,14 +161,19 @@ def text() -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the CRD to a file, or print it."""
-    parser = argparse.ArgumentParser(prog="python -m fthsdp_operator.crd", description="Write the CRD of FTHSDPJob.")
+    return put(text(), arguments, program="python -m fthsdp_operator.crd", what="Write the CRD of FTHSDPJob.")
+
+
+def put(generated: str, arguments: Sequence[str] | None, *, program: str, what: str) -> int:
+    """Write what a program generates where its arguments say; returns its exit code."""
+    parser = argparse.ArgumentParser(prog=program, description=what)
     parser.add_argument("--write", metavar="FILE", type=Path, help="where to write it; standard output if left out")
     target = parser.parse_args(arguments).write
     if target is None:
-        sys.stdout.write(text())
+        sys.stdout.write(generated)
     else:
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text(), encoding="utf-8")
+        target.write_text(generated, encoding="utf-8")
     return 0
 
 

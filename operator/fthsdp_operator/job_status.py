@@ -6,7 +6,18 @@ from typing import Any
 
 from fthsdp_operator import policy, render, run
 from fthsdp_operator.actions import Event
-from fthsdp_operator.api import Condition, CoordinatorStatus, Job, JobState, JobStatus, ReplicaState, ReplicaStatus
+from fthsdp_operator.api import (
+    Condition,
+    ConditionReason,
+    ConditionType,
+    CoordinatorStatus,
+    EndReason,
+    Job,
+    JobState,
+    JobStatus,
+    ReplicaState,
+    ReplicaStatus,
+)
 from fthsdp_operator.observe import Observed
 from fthsdp_operator.replicas import READY
 from fthsdp_operator.revision import revision_of
@@ -27,7 +38,7 @@ def status_of(
     over: bool = False,
     coordinator: CoordinatorStatus | None = None,
     state: JobState | None = None,
-    verdict: tuple[str, str] = ("", ""),
+    verdict: tuple[EndReason, str] | None = None,
     completion_time: float | None = None,
 ) -> JobStatus:
     """Return the status of a job whose replicas stand like this; ``state`` where it does not follow from them."""
@@ -112,7 +123,7 @@ def _conditions(
     entries: tuple[ReplicaStatus, ...],
     state: JobState,
     ready: int,
-    verdict: tuple[str, str],
+    verdict: tuple[EndReason, str] | None,
     now: float,
 ) -> tuple[Condition, ...]:
     wanted, least = job.spec.replicas, job.spec.min_replicas
@@ -120,7 +131,7 @@ def _conditions(
     enough = ready >= least and state not in (JobState.PAUSED, JobState.SUSPENDED, JobState.FAILED)
     training = f"{ready} of {wanted} replicas train, minReplicas is {least}"
     short = state in (JobState.DEGRADED, JobState.PAUSED)
-    rows = (
+    rows: tuple[tuple[ConditionType, bool, ConditionReason, str], ...] = (
         ("Accepted", not observed.foreign, *_acceptance(observed)),
         ("Available", enough, "EnoughReplicas" if enough else "TooFewReplicas", training),
         ("Progressing", *_rolling(job, observed, entries, state)),
@@ -132,7 +143,7 @@ def _conditions(
     return tuple(_condition(job, *row, now=now) for row in rows)
 
 
-def _suspension(job: Job, observed: Observed) -> tuple[str, str]:
+def _suspension(job: Job, observed: Observed) -> tuple[ConditionReason, str]:
     if not job.spec.suspend:
         return "SuspendIsFalse", ""
     if job.spec.checkpoint is not None:
@@ -143,13 +154,13 @@ def _suspension(job: Job, observed: Observed) -> tuple[str, str]:
 
 def _rolling(
     job: Job, observed: Observed, entries: tuple[ReplicaStatus, ...], state: JobState
-) -> tuple[bool, str, str]:
+) -> tuple[bool, ConditionReason, str]:
     if state in (JobState.SUSPENDED, JobState.COMPLETE, JobState.FAILED):
-        return False, f"{state}", ""
+        return False, "NotRunning", ""
     return progress(job, observed, entries)
 
 
-def _acceptance(observed: Observed) -> tuple[str, str]:
+def _acceptance(observed: Observed) -> tuple[ConditionReason, str]:
     if not observed.foreign:
         return "Valid", ""
     taken = ", ".join(f"{kind} {name}" for kind, name in sorted(observed.foreign))
@@ -159,11 +170,13 @@ def _acceptance(observed: Observed) -> tuple[str, str]:
 _CALM = (ReplicaState.ACTIVE, ReplicaState.SPARE, ReplicaState.FINISHED, ReplicaState.REMOVED)
 
 
-def _ending(state: JobState, end: JobState, verdict: tuple[str, str]) -> tuple[str, str]:
-    return verdict if state is end else ("NotEnded", "")
+def _ending(state: JobState, end: JobState, verdict: tuple[EndReason, str] | None) -> tuple[ConditionReason, str]:
+    return verdict if verdict is not None and state is end else ("NotEnded", "")
 
 
-def _condition(job: Job, kind: str, holds: bool, reason: str, message: str, *, now: float) -> Condition:
+def _condition(
+    job: Job, kind: ConditionType, holds: bool, reason: ConditionReason, message: str, *, now: float
+) -> Condition:
     before = _condition_of(job.status, kind)
     status = "True" if holds else "False"
     since = before.last_transition_time if before is not None and before.status == status else now

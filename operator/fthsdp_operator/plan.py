@@ -23,6 +23,7 @@ from fthsdp_operator.api import (
     KIND,
     MANAGER,
     Condition,
+    EndReason,
     Job,
     JobState,
     JobStatus,
@@ -70,6 +71,7 @@ def _running(job: Job, observed: Observed, now: float) -> Plan:
     everything = tuple(group.entry for group in (*groups, *removed))
     hopeless = next((group.give_up for group in groups if group.give_up is not None), None)
     if hopeless is not None:
+        assert hopeless.reason is not None
         return _ended(job, observed, everything, now, JobState.FAILED, hopeless.reason, hopeless.message)
     if over and not run.trains(observed, everything):
         unfinished = _unfinished(job, everything)
@@ -159,7 +161,7 @@ def _ended(
     entries: tuple[ReplicaStatus, ...],
     now: float,
     state: JobState,
-    reason: str,
+    reason: EndReason,
     message: str,
 ) -> Plan:
     """Write the end into the status; cleaning up follows from it at the next look."""

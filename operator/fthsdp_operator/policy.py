@@ -16,6 +16,7 @@ from fthsdp.exit_codes import EXIT_CONFIG, EXIT_LOST, EXIT_REFUSED, EXIT_TERMINA
 from fthsdp_operator import rules
 from fthsdp_operator.api import (
     Backoff,
+    FailReason,
     Failure,
     FailurePolicy,
     Job,
@@ -204,7 +205,7 @@ class Verdict:
     action: RuleAction
     restart_at: float = 0.0
     """Unix time in seconds, for a restart."""
-    reason: str = ""
+    reason: FailReason | None = None
     """One word that says why it is none."""
     message: str = ""
     """A sentence that says why it is none."""
@@ -231,11 +232,11 @@ def judge(job: Job, entry: ReplicaStatus, others: Sequence[ReplicaStatus], now: 
     return Verdict(action=failure.action, restart_at=now + _wait(job, entry, now))
 
 
-def _fail(reason: str, message: str) -> Verdict:
+def _fail(reason: FailReason, message: str) -> Verdict:
     return Verdict(action=RuleAction.FAIL_JOB, reason=reason, message=message)
 
 
-def _abandon(job: Job, others: Sequence[ReplicaStatus], reason: str, message: str) -> Verdict:
+def _abandon(job: Job, others: Sequence[ReplicaStatus], reason: FailReason, message: str) -> Verdict:
     """Go on without a replica, unless too few would be left for the job ever to train again."""
     left, least = sum(entry.state is not ReplicaState.ABANDONED for entry in others), job.spec.min_replicas
     if left < least:
@@ -328,14 +329,13 @@ def _exhausted(job: Job, entry: ReplicaStatus, others: Sequence[ReplicaStatus], 
     used = len(recent(entry.recent_restarts, window, now))
     if used < limit:
         return None
-    reason, message = (
-        "RestartBudgetExhausted",
+    message = (
         f"replica {entry.index} failed again after {_count(used, 'restart')} within {window} s"
-        f" (failurePolicy.perReplica.limit is {limit}), last: {_in_words(failure)}",
+        f" (failurePolicy.perReplica.limit is {limit}), last: {_in_words(failure)}"
     )
     if policy.on_exhausted is OnExhausted.FAIL_JOB:
-        return _fail(reason, message)
-    return _abandon(job, others, reason, message)
+        return _fail("RestartBudgetExhausted", message)
+    return _abandon(job, others, "RestartBudgetExhausted", message)
 
 
 def restarted(job: Job, entry: ReplicaStatus, now: float) -> ReplicaStatus:

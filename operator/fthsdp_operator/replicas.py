@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fthsdp.coordinator import messages
 from fthsdp_operator import policy, render, run
 from fthsdp_operator.actions import Create, Delete, Event, Step, Tell, delete, tell
-from fthsdp_operator.api import Failure, Job, ReplicaState, ReplicaStatus, RuleAction
+from fthsdp_operator.api import EventReason, Failure, Job, ReplicaState, ReplicaStatus, RuleAction
 from fthsdp_operator.observe import Observed, PodView
 from fthsdp_operator.revision import revision_of
 
@@ -233,7 +233,10 @@ def _all_train(job: Job, coordinator: messages.Status) -> bool:
     return active >= job.spec.replicas
 
 
-READY = {ReplicaState.ACTIVE: ("ReplicaActive", "trains"), ReplicaState.SPARE: ("SpareReady", "is a ready spare")}
+READY: dict[ReplicaState, tuple[EventReason, str]] = {
+    ReplicaState.ACTIVE: ("ReplicaActive", "trains"),
+    ReplicaState.SPARE: ("SpareReady", "is a ready spare"),
+}
 
 
 def _news(before: ReplicaStatus, after: ReplicaStatus) -> tuple[Event, ...]:

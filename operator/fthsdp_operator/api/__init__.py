@@ -46,6 +46,7 @@ from fthsdp_operator.api.names import (
 )
 from fthsdp_operator.api.parse import parse_job
 from fthsdp_operator.api.parts import Time, format_time
+from fthsdp_operator.api.reasons import REASONS, ConditionReason, ConditionType, EndReason, EventReason, FailReason
 from fthsdp_operator.api.spec import Checkpoint, CoordinatorSpec, JobSpec, TlsSpec
 from fthsdp_operator.api.status import (
     Condition,
@@ -72,6 +73,7 @@ __all__ = [
     "NAME_RULE",
     "PLURAL",
     "POD_INDEX_LABEL",
+    "REASONS",
     "REPLICA_LABEL",
     "RESERVED_ENV",
     "RESERVED_ENV_PREFIX",
@@ -82,9 +84,14 @@ __all__ = [
     "Backoff",
     "Checkpoint",
     "Condition",
+    "ConditionReason",
+    "ConditionType",
     "CoordinatorSpec",
     "CoordinatorStatus",
+    "EndReason",
+    "EventReason",
     "ExitCodeOperator",
+    "FailReason",
     "Failure",
     "FailurePolicy",
     "Job",

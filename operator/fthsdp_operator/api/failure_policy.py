@@ -58,7 +58,9 @@ class ExitCodeOperator(StrEnum):
     """How an exit code is compared with a list."""
 
     IN = "In"
+    """The exit code is one of values."""
     NOT_IN = "NotIn"
+    """The exit code is none of them, and not 0."""
 
 
 class OnExitCodes(SpecPart):
@@ -147,7 +149,9 @@ class OnExhausted(StrEnum):
     """What the failure does that comes after a replica has used its budget."""
 
     ABANDON_REPLICA = "AbandonReplica"
+    """The others train on without it, as long as minReplicas of them can; otherwise the job fails."""
     FAIL_JOB = "FailJob"
+    """The job fails."""
 
 
 BACKOFF_RULE = "backoff.maxSeconds is below backoff.initialSeconds: raise maxSeconds or lower initialSeconds"

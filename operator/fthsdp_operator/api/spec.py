@@ -48,7 +48,8 @@ class CoordinatorSpec(SpecPart):
         default_factory=lambda: {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"memory": "256Mi"}},
         json_schema_extra={"x-kubernetes-preserve-unknown-fields": True},
     )
-    """Requests and limits of the coordinator's container, as in any pod."""
+    """Requests and limits of the coordinator's container, as in any pod; 50m of CPU and 64Mi, and at most 256Mi, where
+    unset."""
     start_timeout_seconds: int = Field(default=600, ge=1, le=7 * 24 * 3600)
     """Seconds for which the run waits for all replicas before it begins with minReplicas of them."""
     silence_timeout_seconds: int = Field(default=5, ge=2, le=3600)

@@ -29,7 +29,9 @@ class JobState(StrEnum):
     SUSPENDED = "Suspended"
     """spec.suspend is true."""
     COMPLETE = "Complete"
+    """The run is finished."""
     FAILED = "Failed"
+    """The job is not restarted any more; the condition Failed says why."""
 
 
 class ReplicaState(StrEnum):
@@ -54,6 +56,7 @@ class ReplicaState(StrEnum):
     ABANDONED = "Abandoned"
     """It failed and is not restarted; the others train on without it."""
     SUSPENDED = "Suspended"
+    """The job is suspended: it has no pods."""
     REMOVED = "Removed"
     """The job was scaled below its index."""
 

@@ -16,6 +16,7 @@ from fthsdp_operator.api import (
     CONFIG_ANNOTATION,
     JOB_UID_LABEL,
     KIND,
+    REASONS,
     REPLICA_LABEL,
     Job,
     JobState,
@@ -26,6 +27,7 @@ from fthsdp_operator.api import (
     UpdateType,
     parse_job,
 )
+from fthsdp_operator.api.reasons import meanings
 from fthsdp_operator.cluster import Manifest
 from fthsdp_operator.observe import Observed
 from fthsdp_operator.render import coordinator_config
@@ -45,6 +47,7 @@ BUSY = 250
 """Looks of one operator within SOON that are no longer explained by what happens."""
 SOON = 10.0
 """Seconds."""
+_REASONS = {kind: meanings(words).keys() for kind, words in REASONS.items()}
 _TERMINAL = (JobState.COMPLETE, JobState.FAILED)
 _ENDED = (ReplicaState.FINISHED, ReplicaState.FAILED)
 _TRAIN = (ReplicaState.ACTIVE, ReplicaState.SPARE, ReplicaState.FINISHED)
@@ -177,6 +180,7 @@ class Checks:
         new = JobStatus.model_validate(after["status"])
         self._note_status(operator, old, new)
         self._stays_ended(old, new)
+        self._says_why(new)
         for entry in new.replica_statuses:
             known = old.replica(entry.index)
             if known is not None:
@@ -196,6 +200,12 @@ class Checks:
         """Complete and Failed are never left again."""
         if old.state in _TERMINAL and (new.state, new.completion_time) != (old.state, old.completion_time):
             self.fail(f"a job that was {old.state} becomes {new.state}")
+
+    def _says_why(self, new: JobStatus) -> None:
+        """Each condition has one of its own reasons: those that docs/api.md lists."""
+        for it in new.conditions:
+            if it.type not in _REASONS or it.reason not in _REASONS[it.type]:
+                self.fail(f"condition {it.type} is {it.status} because of {it.reason}, which is none of its reasons")
 
     def _next_attempt(self, operator: Operator, job: Job, old: ReplicaStatus, new: ReplicaStatus) -> None:
         """Attempts grow one by one; each was paid for once, and something had happened to the one before."""

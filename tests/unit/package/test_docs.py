@@ -16,6 +16,7 @@ WHAT_HAPPENS = ROOT / "docs" / "what-happens-when.md"
 ON_A_CLUSTER = ROOT / "tests" / "cluster" / "test_what_happens_when.py"
 PROTOCOL = ROOT / "docs" / "protocol.md"
 _LINK = re.compile(r"\[([^\]]+)\]\(([^)#\s]+)\)")
+_ANCHOR = re.compile(r"\]\(([^)#\s]*)#([^)\s]+)\)")
 _CODE_LINK = re.compile(r"\[`(\w+(?:\.\w+)?)`\]\(([^)#\s]+\.py)\)")
 
 
@@ -36,6 +37,19 @@ def section(title: str) -> str:
 def test_a_link_leads_somewhere(page: Path) -> None:
     targets = [target for _, target in _LINK.findall(page.read_text(encoding="utf-8")) if "://" not in target]
     assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that the headings of a page get."""
+    titles = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_link_to_a_part_of_a_page_leads_to_a_heading(page: Path) -> None:
+    wanted = _ANCHOR.findall(page.read_text(encoding="utf-8"))
+    links = [(page.parent / target if target else page, anchor) for target, anchor in wanted if "://" not in target]
+    assert [f"{target.name}#{anchor}" for target, anchor in links if anchor not in anchors(target)] == []
 
 
 def test_every_test_and_check_that_the_protocol_s_page_names_exists() -> None:
