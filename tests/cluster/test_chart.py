@@ -158,7 +158,7 @@ def test_an_operator_acts_only_while_it_holds_a_lease_that_it_may_touch(template
     objects = template("replicaCount=2")
     (deployment,) = of_kind(objects, "Deployment")
     assert deployment["spec"]["replicas"] == 2
-    assert deployment["spec"]["strategy"] == {"type": "RollingUpdate"}
+    assert deployment["spec"]["strategy"]["type"] == "RollingUpdate"
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     assert container["args"][-3:] == [
         "--leader-elect",
@@ -181,7 +181,7 @@ def test_without_a_lease_one_operator_runs_at_a_time(template: Render) -> None:
     objects = template("leaderElection.enabled=false")
     (deployment,) = of_kind(objects, "Deployment")
     assert deployment["spec"]["replicas"] == 1
-    assert deployment["spec"]["strategy"] == {"type": "Recreate", "rollingUpdate": None}
+    assert deployment["spec"]["strategy"] == {"type": "Recreate"}
     assert "--leader-elect" not in operator(objects)["args"]
     assert of_kind(objects, "Role") == of_kind(objects, "RoleBinding") == of_kind(objects, "Lease") == []
 
