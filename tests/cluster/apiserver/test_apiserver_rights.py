@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,14 @@ CHECKED_OTHERWISE: frozenset[Right] = frozenset(
 
 NODES: Right = ("", "nodes", "list")
 """Asked for, and done without where there is no right to it: nodes are of no namespace."""
+
+
+SEEN_BY_WATCHES: frozenset[Right] = frozenset(
+    (group, resource, verb)
+    for group, resource in (("fthsdp.dev", "fthsdpjobs"), ("", "pods"))
+    for verb in ("list", "watch")
+)
+"""Rights without which the operator sees nothing at all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,15 +158,119 @@ def test_an_operator_of_all_namespaces_sees_nodes_and_one_of_a_few_gets_that_rig
     assert seen[name].unschedulable
 
 
+# --- and without one of them ----------------------------------------------------------------------------------------
+
+
+def without(role: Object, right: Right, namespace: str) -> Object:
+    """Return the role for a namespace, but for one right."""
+    group, resource, verb = right
+    rules = []
+    for rule in copy.deepcopy(role["rules"]):
+        if rule["apiGroups"] == [group] and resource in rule["resources"]:
+            lesser = {**rule, "resources": [resource], "verbs": [each for each in rule["verbs"] if each != verb]}
+            rule["resources"].remove(resource)
+            rules.append(lesser)
+        rules.append(rule)
+    rules = [rule for rule in rules if rule["verbs"] and rule["resources"]]
+    less = {**role, "metadata": {"name": ACCOUNT, "namespace": namespace}, "rules": rules}
+    assert granted(less) == granted(role) - {right}
+    return less
+
+
+def binding(namespace: str, account: str) -> Object:
+    """Give the account of another namespace the role in this one."""
+    group = "rbac.authorization.k8s.io"
+    return {
+        "apiVersion": f"{group}/v1",
+        "kind": "RoleBinding",
+        "metadata": {"name": ACCOUNT, "namespace": namespace},
+        "roleRef": {"apiGroup": group, "kind": "Role", "name": ACCOUNT},
+        "subjects": [{"kind": "ServiceAccount", "name": ACCOUNT, "namespace": account}],
+    }
+
+
+class Lives:
+    """Jobs that lead the same life, each where another right is missing, until the operator says that it misses it."""
+
+    def __init__(self, story: Story, role: Object, rights: list[Right]) -> None:
+        self.story = story
+        self.left = {f"{story.namespace[:50]}-{number}": right for number, right in enumerate(rights)}
+        """What has not been missed so far, by namespace."""
+        spaces = [{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}} for name in self.left]
+        roles = [without(role, right, name) for name, right in self.left.items()]
+        self.apply(*spaces, *roles, *(binding(name, story.namespace) for name in self.left))
+
+    def apply(self, *objects: Object) -> None:
+        """Apply all of them at once."""
+        whole = {"apiVersion": "v1", "kind": "List", "items": list(objects)}
+        self.story.server.kubectl("apply", "-f", "-", stdin=json.dumps(whole))
+
+    def jobs(self, **changes: Any) -> None:
+        """Apply the jobs of those that are left, of one pod and with these changes."""
+        small = {"replicas": 1, "minReplicas": 1, "podsPerReplica": 1, "ttlSecondsAfterFinished": 1}
+        spec = {**GOOD["spec"], **small, **changes}
+        self.apply(*({**GOOD, "metadata": {"name": "llama", "namespace": name}, "spec": spec} for name in self.left))
+
+    def objects(self, kind: str) -> dict[str, set[str]]:
+        """Return the names of what there is of a kind, by namespace."""
+        found = json.loads(self.story.server.kubectl("get", kind, "-A", "-o", "json"))["items"]
+        names: dict[str, set[str]] = {}
+        for it in found:
+            names.setdefault(it["metadata"]["namespace"], set()).add(it["metadata"]["name"])
+        return names
+
+    def until(self, kind: str, holds: Callable[[set[str]], bool], what: str) -> None:
+        """Wait until it holds for the objects of those that are left, or they are not left any more."""
+
+        def all_did() -> bool:
+            self.missed()
+            there = self.objects(kind)
+            return all(holds(there.get(name, set())) for name in self.left)
+
+        self.story.until(all_did, f"{what}; left are {self.left}")
+
+    def missed(self) -> None:
+        """Strike out those of which the operator has said that the API server refused it."""
+        said = self.story.log.read_text()
+        for name, (group, resource, verb) in list(self.left.items()):
+            if f'cannot {verb} resource "{resource}" in API group "{group}" in the namespace "{name}"' in said:
+                del self.left[name]
+
+
+def test_each_right_that_is_taken_away_is_missed(story: Story, role: Object) -> None:
+    rights = sorted(granted(role) - CHECKED_OTHERWISE - SEEN_BY_WATCHES)
+    lives = Lives(story, role, rights)
+    story.kubectl("apply", "-f", "-", stdin=json.dumps(role))
+    with story.operator(*(word for name in lives.left for word in ("--namespace", name))):
+        lives.jobs()
+        for _ in (1, 2):  # the second time the event of the first is counted up
+            lives.until("pods", lambda names: len(names) == 2, "the pods are there")
+            lives.jobs(suspend=True)
+            lives.until("pods", lambda names: not names, "the pods are gone")
+            lives.jobs()
+        lives.until("pods", lambda names: "llama-r0-a2-0" in names and len(names) == 2, "the pods are back")
+        for name in lives.left:
+            there = Story(story.server, name, story.log.parent)
+            there.kubelet_starts("llama-r0-a2-0", "llama-coordinator")
+            for pod in ("llama-r0-a2-0", "llama-coordinator"):
+                there.kubelet_ends(pod, 0, phase="Succeeded")
+        lives.until("fthsdp", lambda names: not names, "the jobs are gone")
+    assert lives.left == {}
+
+
 @pytest.mark.parametrize("right", sorted(CHECKED_OTHERWISE), ids=[right[1] for right in sorted(CHECKED_OTHERWISE)])
 def test_without_a_right_that_no_request_names_the_job_does_not_start(story: Story, role: Object, right: Right) -> None:
-    group, resource, verb = right
-    for rule in role["rules"]:
-        if rule["apiGroups"] == [group] and resource in rule["resources"]:
-            rule["verbs"] = [each for each in rule["verbs"] if each != verb]
-    role["rules"] = [rule for rule in role["rules"] if rule["verbs"]]
-    assert right not in granted(role)
-    story.kubectl("apply", "-f", "-", stdin=json.dumps(role))
+    story.kubectl("apply", "-f", "-", stdin=json.dumps(without(role, right, story.namespace)))
     with story.operator():
         story.kubectl("apply", "-f", "-", stdin=json.dumps(GOOD))
         story.until(lambda: "403 Forbidden" in story.kubectl("describe", "fthsdp", "llama"), "the job says so")
+
+
+@pytest.mark.parametrize("right", sorted(SEEN_BY_WATCHES), ids=" ".join)
+def test_without_a_right_to_look_the_operator_says_so(story: Story, role: Object, right: Right) -> None:
+    group, resource, verb = right
+    story.kubectl("apply", "-f", "-", stdin=json.dumps(without(role, right, story.namespace)))
+    words = f'cannot {verb} resource "{resource}" in API group "{group}"'
+    with story.operator():
+        story.kubectl("apply", "-f", "-", stdin=json.dumps(GOOD))
+        story.until(lambda: words in story.log.read_text(), "the operator says so")
