@@ -3,7 +3,10 @@
 # make lint   style, types and layers
 # make unit   tests/unit only
 # make e2e    tests/cluster only
+# make soak   the explorations of tests/simulation for an hour, or as long as told: SECONDS=600
 # make bench  35 minutes of measurements; make bench-quick takes five to six minutes
+# make setup  .venv, which all of these make by themselves
+# make generate  what is generated from the models: the CRD, docs/api.md
 # make clean  removes .venv, runs and caches
 VENV := .venv
 PYTHON := $(VENV)/bin/python

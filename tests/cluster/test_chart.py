@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import tomllib
 from collections.abc import Callable
@@ -92,6 +93,17 @@ def test_the_operator_may_do_nothing_beyond_this(template: Render) -> None:
             for verb in ("get", "create")
         ),
     }
+
+
+def test_the_page_about_running_it_explains_each_right(template: Render) -> None:
+    section = (
+        (PROJECT / "docs" / "operations.md").read_text().partition("\n## What may it do?\n")[2].partition("\n## ")[0]
+    )
+    rows = [row.split(" | ") for row in re.findall(r"^\| (`.*) \|$", section, re.MULTILINE)]
+    explained = {(row[0].partition("`")[2].partition("`")[0], verb) for row in rows for verb in row[1].split(", ")}
+    roles = [*of_kind(template(), "Role"), named(template(), "ClusterRole", "fthsdp-operator")]
+    assert explained == {(what, verb) for role in roles for _, what, verb in granted(role["rules"])}
+    assert all(len(row) == 4 and all(row) for row in rows)
 
 
 def test_the_operator_holds_the_rights_that_it_gives_to_coordinators(template: Render) -> None:

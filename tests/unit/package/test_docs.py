@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 from tests.simulation.mutations import MUTATIONS
 
 ROOT = Path(__file__).parents[3]
@@ -89,3 +90,17 @@ def test_each_row_about_kubernetes_is_a_test_on_a_cluster_and_each_of_these_a_ro
     names = [f"test_{re.sub('[^a-z0-9]+', '_', row.lower())}" for row in rows]
     assert len(names) > 10
     assert sorted(names) == sorted(name for name in names_in(ON_A_CLUSTER) if name.startswith("test_"))
+
+
+def test_the_images_that_the_readme_builds_are_those_that_the_chart_and_the_examples_name() -> None:
+    chart = ROOT / "charts" / "fthsdp-operator"
+    version = yaml.safe_load((chart / "Chart.yaml").read_text(encoding="utf-8"))["appVersion"]
+    repository = yaml.safe_load((chart / "values.yaml").read_text(encoding="utf-8"))["image"]["repository"]
+    jobs = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in sorted((ROOT / "examples").glob("*.yaml"))]
+    trainers = {job["spec"]["template"]["spec"]["containers"][0]["image"] for job in jobs}
+    wanted = {f"{repository}:{version}", *trainers}
+    section = (ROOT / "README.md").read_text(encoding="utf-8").partition("\n## On a cluster\n")[2].partition("\n## ")[0]
+    built = re.findall(r"docker build --target \w+ +-t (\S+)", section)
+    loaded = re.findall(r"kind load docker-image (.+)", section)
+    assert set(built) == wanted == set(loaded[0].split())
+    assert section.index("docker build") < section.index("helm install") < section.index("kubectl apply")
