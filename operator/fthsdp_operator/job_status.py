@@ -199,8 +199,10 @@ def _news_of_the_roll(job: Job, status: JobStatus) -> tuple[Event, ...]:
     before, after = (_condition_of(it, "Progressing") for it in (job.status, status))
     if before is None or after is None or before.reason == after.reason:
         return ()
-    if after.reason in (STALLED, "NoRoom"):
-        return (Event(warning=True, reason=after.reason, message=after.message),)
+    if after.reason == STALLED:
+        return (Event(warning=True, reason=STALLED, message=after.message),)
+    if after.reason == "NoRoom":
+        return (Event(warning=True, reason="NoRoom", message=after.message),)
     if after.reason == "UpToDate" and before.reason in (STALLED, "NoRoom", "Rolling", "Recreating"):
         return (
             Event(reason="RolledOut", message=f"all replicas run the template of revision {status.update_revision}"),

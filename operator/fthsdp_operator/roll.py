@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 from fthsdp.coordinator.messages import Role
 from fthsdp_operator import replicas, run
 from fthsdp_operator.actions import delete
-from fthsdp_operator.api import Job, ReplicaState, ReplicaStatus, RuleAction, UpdateType
+from fthsdp_operator.api import ConditionReason, Job, ReplicaState, ReplicaStatus, RuleAction, UpdateType
 from fthsdp_operator.observe import Observed
 from fthsdp_operator.replicas import READY, Group
 from fthsdp_operator.revision import revision_of
 
 __all__ = ["STALLED", "Progress", "current_revision", "progress", "roll"]
 
-STALLED = "RollStalled"
+STALLED: Literal["RollStalled"] = "RollStalled"
 """Reason of the condition Progressing when a replica does not come up with the new template."""
 _AT_REST = (ReplicaState.SUSPENDED, ReplicaState.REMOVED, *replicas.OUT)
 """Without pods that could be replaced."""
@@ -121,7 +122,7 @@ def _failed_with(entry: ReplicaStatus, revision: str) -> bool:
 
 # --- in words -------------------------------------------------------------------------------------------------------
 
-Progress = tuple[bool, str, str]
+Progress = tuple[bool, ConditionReason, str]
 """Whether a roll goes on; a word that says why or why not; a sentence."""
 
 

@@ -36,7 +36,9 @@ _SuspendedReason: TypeAlias = (
     | Annotated[Literal["SuspendIsFalse"], "`spec.suspend` says so."]
 )
 _RollReason: TypeAlias = (
-    Annotated[Literal["RollStalled"], "A replica does not come up with the changed template; the others are left alone."]
+    Annotated[
+        Literal["RollStalled"], "A replica does not come up with the changed template; the others are left alone."
+    ]
     | Annotated[Literal["NoRoom"], "As many replicas train as `minReplicas` asks for, so none can be replaced."]
 )
 _ProgressingReason: TypeAlias = (

@@ -15,7 +15,9 @@ class SuccessPolicy(StrEnum):
     """Who has to finish."""
 
     FIRST = "First"
+    """One replica that trained to the end."""
     ALL = "All"
+    """All of them, but for those that were abandoned."""
 
 
 class Success(SpecPart):

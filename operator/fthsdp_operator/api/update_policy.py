@@ -21,8 +21,11 @@ class UpdateType(StrEnum):
     """How running replicas get a changed template."""
 
     ON_RESTART = "OnRestart"
+    """Each with its next restart, whatever that is for."""
     ROLLING = "Rolling"
+    """One after the other, at step boundaries; the others train on."""
     RECREATE = "Recreate"
+    """All at once, from their checkpoint."""
 
 
 class UpdatePolicy(SpecPart):
