@@ -72,6 +72,10 @@ class Checks:
         self.plans = 0
         self.stills = 0
 
+    def whole(self) -> frozenset[tuple[str, int, int]]:
+        """Return the attempts of which a status has said that all their pods are there."""
+        return frozenset(self._seen_whole)
+
     def fail(self, text: str) -> None:
         """Report a violation."""
         story = "\n".join(self._world.history[-TOLD:])
@@ -85,7 +89,7 @@ class Checks:
         """An operator has made a plan."""
         self.plans += 1
         operator.job, operator.todo = job, todo
-        operator.saw, operator.knows_whole = frozenset(pod.uid for pod in observed.pods), frozenset(self._seen_whole)
+        operator.saw = frozenset(pod.uid for pod in observed.pods)
         self._rests(operator)
         self._wakes_in_time(job, now, todo)
         self._holds_the_minimum(job, observed, todo)

@@ -55,7 +55,7 @@ class Operator:
         self.saw: frozenset[str] = frozenset()
         """UIDs of the pods for which it was made."""
         self.knows_whole: frozenset[tuple[str, int, int]] = frozenset()
-        """Attempts all of whose pods had been seen by then: UID of the job, replica and attempt."""
+        """Attempts all of whose pods had been seen when it last read the job: UID of the job, replica and attempt."""
         self.looks: list[float] = []
         """Times of its newest plans."""
         self.world = world
@@ -127,7 +127,11 @@ class Operator:
     # --- the seam ---
 
     async def get_job(self, namespace: str, name: str) -> Manifest | None:
-        return await self.get(KIND, namespace, name)
+        def act() -> Manifest | None:
+            self.knows_whole = self.world.checks.whole()
+            return self.world.server.get(KIND, name)
+
+        return await self._call(act)
 
     def known_pods(self, namespace: str, job: str) -> Collection[PodView]:
         return self._sight.pods(namespace, job)
