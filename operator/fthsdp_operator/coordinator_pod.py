@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fthsdp_operator import policy, render
+from fthsdp_operator import nodes, policy, render
 from fthsdp_operator.actions import Create, Event, Step, by_force, delete
 from fthsdp_operator.api import CoordinatorStatus, Job
 from fthsdp_operator.observe import Observed, PodView
@@ -29,6 +29,8 @@ def _keep(job: Job, observed: Observed, pod: PodView, now: float, *, over: bool)
         overdue = pod.gone_by + OVERDUE
         lost = by_force(pod, "it should have ended by now, and its node says nothing")
         return Step(actions=(lost,)) if now >= overdue else Step(wake_at=overdue)
+    if observed.coordinator is None and nodes.is_dead(job, observed.nodes.get(pod.node or ""), now):
+        return Step(actions=delete([pod], "it does not answer, and its node has not been Ready for too long"))
     outdated = pod.config != render.coordinator_config(job) and not _leaving(job, observed)
     return Step(actions=delete([pod], "it was started with other settings") if outdated else ())
 

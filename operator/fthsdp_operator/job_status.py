@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fthsdp_operator import policy, render, run
+from fthsdp_operator import deadlines, policy, render, run
 from fthsdp_operator.actions import Event
 from fthsdp_operator.api import (
     Condition,
@@ -68,6 +68,8 @@ def status_of(
         conditions=_conditions(job, observed, entries, state, ready, verdict, now),
         replica_statuses=entries,
         coordinator=coordinator or before.coordinator,
+        avoided_nodes=before.avoided_nodes,
+        node_faults=before.node_faults,
         start_time=start_time,
         completion_time=completion_time,
     )
@@ -131,11 +133,13 @@ def _conditions(
     enough = ready >= least and state not in (JobState.PAUSED, JobState.SUSPENDED, JobState.FAILED)
     training = f"{ready} of {wanted} replicas train, minReplicas is {least}"
     short = state in (JobState.DEGRADED, JobState.PAUSED)
+    stuck = deadlines.stalled(entries, now)
     rows: tuple[tuple[ConditionType, bool, ConditionReason, str], ...] = (
         ("Accepted", not observed.foreign, *_acceptance(observed)),
         ("Available", enough, "EnoughReplicas" if enough else "TooFewReplicas", training),
         ("Progressing", *_rolling(job, observed, entries, state)),
         ("Degraded", short, "ReplicasMissing" if short else "NoneMissing", away if short else ""),
+        ("Stalled", bool(stuck), "ReplicasWait" if stuck else "NobodyWaits", stuck),
         ("Suspended", state is JobState.SUSPENDED, *_suspension(job, observed)),
         ("Complete", state is JobState.COMPLETE, *_ending(state, JobState.COMPLETE, verdict)),
         ("Failed", state is JobState.FAILED, *_ending(state, JobState.FAILED, verdict)),

@@ -28,7 +28,7 @@ from fthsdp_operator.api import (
     Role,
 )
 
-__all__ = ["Exit", "JobKey", "Name", "NodeView", "Observed", "PodView", "node_view", "observe", "owned", "view"]
+__all__ = ["Exit", "Hold", "JobKey", "Name", "NodeView", "Observed", "PodView", "node_view", "observe", "owned", "view"]
 
 Manifest = Mapping[str, Any]
 JobKey = tuple[str, str]
@@ -47,6 +47,15 @@ class Exit:
     message: str
     time: float | None
     """Unix time in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """What keeps a pod, or a container of it, from starting: who has to act says so."""
+
+    reason: str
+    """Unschedulable or SchedulingGated, or the kubelet's, as in ImagePullBackOff."""
+    message: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +88,10 @@ class PodView:
     """How its containers ended, as far as they have; of init containers only those that failed are here."""
     conditions: frozenset[tuple[str, str]] = frozenset()
     """Type and status of each condition in its status."""
+    created: float | None = None
+    """Unix time at which its object was created."""
+    hold: Hold | None = None
+    """What keeps it from starting; None when that just takes its time, as the first pull of an image does."""
 
     @property
     def exit(self) -> Exit | None:
@@ -262,6 +275,8 @@ def view(pod: Manifest) -> PodView | None:
         gone_by=gone_by,
         exits=_exits(status),
         conditions=_conditions(status),
+        created=_seconds(metadata.get("creationTimestamp")),
+        hold=_hold(status),
     )
 
 
@@ -307,6 +322,24 @@ def _disruption(status: Manifest) -> tuple[str, str]:
         if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
             return condition.get("reason") or "", condition.get("message") or ""
     return "", ""
+
+
+_TAKES_ITS_TIME = ("ContainerCreating", "PodInitializing")
+
+
+def _hold(status: Manifest) -> Hold | None:
+    """The scheduler comes first; then containers in the order in which they start."""
+    for condition in status.get("conditions") or ():
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+            gated = condition.get("reason") == "SchedulingGated"
+            return Hold("SchedulingGated" if gated else "Unschedulable", condition.get("message") or "")
+    for part in ("initContainerStatuses", "containerStatuses"):
+        for container in status.get(part) or ():
+            waiting = (container.get("state") or {}).get("waiting") or {}
+            if waiting.get("reason") and waiting["reason"] not in _TAKES_ITS_TIME:
+                words = waiting.get("message") or container.get("image") or ""
+                return Hold(waiting["reason"], f"container {container['name']}: {waiting['reason']}: {words}")
+    return None
 
 
 def _exits(status: Manifest) -> tuple[Exit, ...]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from fthsdp_operator import policy, render, replicas, run
+from fthsdp_operator import deadlines, nodes, policy, render, replicas, run
 from fthsdp_operator.actions import Action, Create, Delete, Event, Plan, Step, Tell, delete, tell
 from fthsdp_operator.api import (
     KIND,
@@ -64,7 +64,14 @@ def _running(job: Job, observed: Observed, now: float) -> Plan:
     known = [replicas.entry_now(job, observed, index, now) for index in range(job.spec.groups)]
     entries = replicas.taken_back(job, known)
     over = run.run_is_over(observed) or any(entry.state is ReplicaState.FINISHED for entry in entries)
-    groups = replicas.decide(job, observed, entries, now, over=over)
+    expires_at = deadlines.expires_at(job)
+    if now >= expires_at and not over:
+        words = f"the job has not ended within {job.spec.deadlines.active_seconds} s (deadlines.activeSeconds)"
+        others = (entry for entry in job.status.replica_statuses if entry.index >= job.spec.groups)
+        return _ended(job, observed, (*entries, *others), now, JobState.FAILED, "DeadlineExceeded", words)
+    failures = replicas.failures_of(job, observed, entries, now, over=over)
+    before, job = job, nodes.remembering(job, failures, now)
+    groups = replicas.decide(job, observed, entries, failures, now, over=over)
     if not over and all(group.give_up is None for group in groups):
         groups = roll(job, observed, groups, now)
     removed = list(replicas.surplus(job, observed, groups, now))
@@ -84,8 +91,12 @@ def _running(job: Job, observed: Observed, now: float) -> Plan:
     return Plan(
         status=status,
         actions=tuple(_in_order(job, observed, steps, everything, now)),
-        events=(*milestones(job, status), *(event for step in steps for event in step.events)),
-        wake_at=min(now + POLL, *(step.wake_at for step in steps)),
+        events=(
+            *milestones(job, status),
+            *(event for step in steps for event in step.events),
+            *nodes.news(before.status, status),
+        ),
+        wake_at=min(now + POLL, expires_at, *(step.wake_at for step in steps)),
     )
 
 
@@ -108,6 +119,7 @@ def _in_order(
     actions += _unheard(job, observed, entries, told, now)
     yield from (action for action in actions if isinstance(action, Tell))
     yield from (action for action in actions if isinstance(action, Delete))
+    yield from nodes.forced(job, observed, now)
     for manifest in render.support(job, key=observed.fresh_key):
         if (manifest["kind"], manifest["metadata"]["name"]) not in observed.support:
             yield Create(manifest=manifest)
@@ -147,11 +159,12 @@ def _suspended(job: Job, observed: Observed, now: float) -> Plan:
     stopped_by = run.stopped_by(observed, {pod.replica for pod in observed.trainers}, now)
     # Replicas leave at a boundary and write a checkpoint there, and it is the coordinator that lets them go.
     pods = observed.trainers if stopped_by > now else observed.pods
+    stops = min(stopped_by, now + POLL) if stopped_by > now else math.inf
     return Plan(
         status=status,
-        actions=delete(pods, "spec.suspend is true"),
+        actions=(*delete(pods, "spec.suspend is true"), *nodes.forced(job, observed, now)),
         events=milestones(job, status),
-        wake_at=min(stopped_by, now + POLL) if stopped_by > now else math.inf,
+        wake_at=min(stops, _waits_to_force(job, observed, now)),
     )
 
 
@@ -186,7 +199,17 @@ def _after_the_end(job: Job, observed: Observed, now: float) -> Plan:
     useless = [pod for pod in observed.pods if not pod.over and (pod is not keeper or now >= linger)]
     waits = [linger] if keeper is not None and keeper.alive and now < linger else []
     waits += [ended + ttl] if ttl is not None else []
-    return Plan(status=status, actions=delete(useless, "the job is over"), wake_at=min(waits, default=math.inf))
+    return Plan(
+        status=status,
+        actions=(*delete(useless, "the job is over"), *nodes.forced(job, observed, now)),
+        wake_at=min(*waits, _waits_to_force(job, observed, now), math.inf),
+    )
+
+
+def _waits_to_force(job: Job, observed: Observed, now: float) -> float:
+    """Look again and again while pods are being deleted that may have to be removed by force."""
+    going = job.spec.node_policy.force_delete and any(pod.deleted is not None for pod in observed.trainers)
+    return now + POLL if going else math.inf
 
 
 def refuse(manifest: Mapping[str, Any], message: str, now: float) -> Plan:

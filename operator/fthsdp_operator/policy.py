@@ -33,6 +33,7 @@ __all__ = [
     "JITTER",
     "SIMULTANEOUS",
     "Verdict",
+    "comes_back_at_once",
     "failure_line",
     "failure_of",
     "judge",
@@ -370,6 +371,11 @@ def _wait(job: Job, entry: ReplicaStatus, now: float) -> float:
     backoff = job.spec.failure_policy.backoff
     whole = wait_before(_in_a_row(entry, backoff, now), backoff)
     return whole * (1.0 - JITTER * _chance(job.metadata.uid, entry.index, entry.attempt))
+
+
+def comes_back_at_once(job: Job, entry: ReplicaStatus, now: float) -> bool:
+    """Whether a restart now would not wait."""
+    return _wait(job, entry, now) == 0.0
 
 
 def _in_a_row(entry: ReplicaStatus, backoff: Backoff, now: float) -> int:

@@ -37,7 +37,8 @@ Manifest = Mapping[str, Any]
 
 _KEY = "made at random when it is created"
 """In place of the job's key."""
-_LISTS = ("conditions", "replicaStatuses")
+_LISTS = ("conditions", "replicaStatuses", "avoidedNodes", "nodeFaults")
+"""Fields of a status whose changes are told in other words: the last two by events."""
 _LONGEST_LIST = 4
 """Names in a line; of more the first and the last."""
 

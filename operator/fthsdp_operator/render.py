@@ -84,6 +84,7 @@ def training_pod(job: Job, *, replica: int, attempt: int, index: int) -> Manifes
     ours[REVISION_LABEL] = revision_of(job.spec)
     spec |= {"restartPolicy": "Never", "hostname": name, "subdomain": job.name}
     spec["volumes"] = [*(spec.get("volumes") or []), *_volumes(job)]
+    _prefer_other_nodes(spec, [node.name for node in job.status.avoided_nodes])
     env = _environment(job, replica, attempt, index)
     for container in (*spec["containers"], *(spec.get("initContainers") or [])):
         _equip(container, env, _mounts(job))
@@ -93,6 +94,21 @@ def training_pod(job: Job, *, replica: int, attempt: int, index: int) -> Manifes
         "metadata": _metadata(job, name, (metadata.get("labels") or {}) | ours, metadata.get("annotations") or {}),
         "spec": spec,
     }
+
+
+def _prefer_other_nodes(spec: Manifest, names: Sequence[str]) -> None:
+    """Ask for another node than these, by name: what labels say of it is the cluster's own business."""
+    if not names:
+        return
+    others = [{"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in names]
+    affinity = spec.get("affinity") or {}
+    nodes = affinity.get("nodeAffinity") or {}
+    wishes = nodes.get(_WISHES) or []
+    ours = {"weight": 100, "preference": {"matchFields": others}}
+    spec["affinity"] = {**affinity, "nodeAffinity": {**nodes, _WISHES: [*wishes, ours]}}
+
+
+_WISHES = "preferredDuringSchedulingIgnoredDuringExecution"
 
 
 def _equip(container: Manifest, env: Sequence[Manifest], mounts: Sequence[Manifest]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from fthsdp.coordinator import messages
-from fthsdp_operator import policy, render, run
+from fthsdp_operator import deadlines, nodes, policy, render, run
 from fthsdp_operator.actions import Create, Delete, Event, Step, Tell, delete, tell
 from fthsdp_operator.api import EventReason, Failure, Job, ReplicaState, ReplicaStatus, RuleAction
 from fthsdp_operator.observe import Observed, PodView
@@ -18,14 +18,19 @@ __all__ = [
     "OUT",
     "READY",
     "STRAGGLER_GRACE",
+    "Failures",
     "Group",
     "at_rest",
     "decide",
     "entry_now",
+    "failures_of",
     "replaced",
     "surplus",
     "taken_back",
 ]
+
+Failures = list[Failure | None]
+"""Why each replica cannot go on where it is, in the order of the replicas; None for those that can."""
 
 STRAGGLER_GRACE = 20.0
 """Seconds for which training pods may still run after the coordinator has exited at the end of the run."""
@@ -51,6 +56,7 @@ def entry_now(job: Job, observed: Observed, index: int, now: float) -> ReplicaSt
     entry = job.status.replica(index) or ReplicaStatus(index=index)
     known = {"last_failure": policy.with_exit_code(entry.last_failure, observed)}
     entry = entry.model_copy(update={"revision": entry.revision or revision_of(job.spec), **known})
+    entry = nodes.forgiven(observed, entry)
     if entry.state is ReplicaState.SUSPENDED and _still_stopping(job, observed, now):
         return entry
     if entry.state in (ReplicaState.SUSPENDED, ReplicaState.REMOVED) or _has_hope(job, entry):
@@ -58,7 +64,7 @@ def entry_now(job: Job, observed: Observed, index: int, now: float) -> ReplicaSt
     if entry.state in ENDED and run.waits_for_others(job, observed):  # the run is not over, as it had seemed
         return entry.model_copy(update={"state": ReplicaState.STARTING})
     if entry.state not in OUT and _finished(job, observed, entry):
-        return entry.model_copy(update={"state": ReplicaState.FINISHED})
+        return _over(entry, ReplicaState.FINISHED)
     return entry
 
 
@@ -87,6 +93,7 @@ def _anew(job: Job, entry: ReplicaStatus) -> ReplicaStatus:
             "ready_since": None,
             "next_restart_time": None,
             "first_exit_time": None,
+            "waiting": None,
         }
     )
 
@@ -110,9 +117,21 @@ def _finished(job: Job, observed: Observed, entry: ReplicaStatus) -> bool:
     return trained or run.run_is_over(observed) or run.all_exited_well(job, observed)
 
 
-def decide(job: Job, observed: Observed, entries: list[ReplicaStatus], now: float, *, over: bool) -> list[Group]:
-    """Look at all replicas first, then decide about one after the other: many that fail at once are another matter."""
-    failures = [_failure(job, observed, entry, now) for entry in entries]
+def failures_of(job: Job, observed: Observed, entries: list[ReplicaStatus], now: float, *, over: bool) -> Failures:
+    """Return who has failed; where nobody has, who had better leave its node."""
+    failures = [_failure(job, observed, entry, now, over=over) for entry in entries]
+    wished = [] if over or any(failures) else nodes.wishes(job, observed, entries, now)
+    if not wished:
+        return failures
+    ready = {it.index for it in entries if it.state in _UP and _progress(job, observed, it) in READY}
+    leaves = nodes.move(job, observed, entries, wished, now, ready=ready)
+    return failures if leaves is None else [_of_revision(leaves[1], it) if it is leaves[0] else None for it in entries]
+
+
+def decide(
+    job: Job, observed: Observed, entries: list[ReplicaStatus], failures: Failures, now: float, *, over: bool
+) -> list[Group]:
+    """Decide about one replica after the other, with all failures known: many at once are another matter."""
     noted = [
         entry if failure is None else entry.model_copy(update={"last_failure": failure})
         for entry, failure in zip(entries, failures, strict=True)
@@ -132,15 +151,22 @@ def decide(job: Job, observed: Observed, entries: list[ReplicaStatus], now: floa
 
 def _given_up(entry: ReplicaStatus, failure: Failure | None, verdict: policy.Verdict) -> Group:
     """The job fails: those that failed with it are not restarted any more, whatever was decided about them before."""
-    after = entry if failure is None else entry.model_copy(update={"state": ReplicaState.FAILED})
+    after = entry if failure is None else _over(entry, ReplicaState.FAILED)
     return Group(entry=after, give_up=verdict)
 
 
-def _failure(job: Job, observed: Observed, entry: ReplicaStatus, now: float) -> Failure | None:
+def _failure(job: Job, observed: Observed, entry: ReplicaStatus, now: float, *, over: bool) -> Failure | None:
     if entry.state in (*OUT, ReplicaState.SUSPENDED):
         return None
     failure = policy.failure_of(job, observed, entry, now, complete=entry.state not in _WAITING)
-    return None if failure is None else failure.model_copy(update={"revision": entry.revision})
+    if failure is None and not over:
+        failure = deadlines.overdue(job, observed, entry, now)
+    failure = failure or nodes.lost(job, observed, entry, now)
+    return None if failure is None else _of_revision(failure, entry)
+
+
+def _of_revision(failure: Failure, entry: ReplicaStatus) -> Failure:
+    return failure.model_copy(update={"revision": entry.revision})
 
 
 def _group(job: Job, observed: Observed, entry: ReplicaStatus, now: float, *, over: bool) -> Group:
@@ -154,11 +180,11 @@ def _group(job: Job, observed: Observed, entry: ReplicaStatus, now: float, *, ov
         running = (pod for pod in observed.pods_of(entry.index) if not pod.over)
         return Group(entry=entry, actions=delete(running, "its replica starts again when all have stopped"))
     if _too_late(observed, entry, now, over=over):
-        late = entry.model_copy(update={"state": ReplicaState.FAILED})
+        late = _over(entry, ReplicaState.FAILED)
         return Group(entry=late, actions=(*stale, *_useless(observed, late)))
     if entry.next_restart_time is not None and entry.next_restart_time > now:
         return Group(entry=entry, actions=stale, wake_at=entry.next_restart_time)
-    return _growing(job, observed, entry, stale, now)
+    return _growing(job, observed, entry, stale, now, over=over)
 
 
 def _older(job: Job, observed: Observed, entry: ReplicaStatus) -> Iterator[PodView]:
@@ -184,13 +210,16 @@ def _too_late(observed: Observed, entry: ReplicaStatus, now: float, *, over: boo
     """
     pod = observed.coordinator_pod
     if pod is None and over:
-        return entry.state in (ReplicaState.STARTING, ReplicaState.CATCHING_UP)
+        never_a_member = entry.state in (ReplicaState.STARTING, ReplicaState.CATCHING_UP)
+        return never_a_member or deadlines.is_late(entry, now, STRAGGLER_GRACE)
     if pod is None or pod.phase != "Succeeded" or pod.exit is None or pod.exit.time is None:
         return False
     return now >= pod.exit.time + STRAGGLER_GRACE
 
 
-def _growing(job: Job, observed: Observed, entry: ReplicaStatus, stale: tuple[Delete, ...], now: float) -> Group:
+def _growing(
+    job: Job, observed: Observed, entry: ReplicaStatus, stale: tuple[Delete, ...], now: float, *, over: bool
+) -> Group:
     """A replica that nothing is wrong with: create what is missing, or see how far it got."""
     there = {pod.index for pod in observed.group(entry.index, entry.attempt)}
     missing = [index for index in range(job.spec.pods_per_replica) if index not in there]
@@ -202,6 +231,7 @@ def _growing(job: Job, observed: Observed, entry: ReplicaStatus, stale: tuple[De
             "next_restart_time": None,
             "first_exit_time": (entry.first_exit_time or now) if exited else None,
             "ready_since": (entry.ready_since or now) if state in READY else None,
+            "waiting": deadlines.waiting(job, observed, entry, now, over=over),
         }
     )
     creates = tuple(
@@ -259,7 +289,7 @@ def _failed(
 ) -> Group:
     """Do what is right about a replica that failed; ``entry`` has the failure already."""
     if over:
-        gone = entry.model_copy(update={"state": ReplicaState.FAILED})
+        gone = _over(entry, ReplicaState.FAILED)
         told = _told(job, observed, entry, failure, now)
         return Group(entry=gone, actions=(*told, *_useless(observed, gone)))
     verdict = policy.judge(job, entry, others, now, trained=run.step(job, observed) > 0)
@@ -273,7 +303,9 @@ def _failed(
 def _told(
     job: Job, observed: Observed, entry: ReplicaStatus, failure: Failure, now: float, *, final: bool = False
 ) -> tuple[Tell, ...]:
-    if failure.reason == "PodDeleted" and run.can_leave(job, observed, entry.index, entry.attempt, now):
+    if failure.reason in ("PodDeleted", *nodes.PLANNED) and run.can_leave(
+        job, observed, entry.index, entry.attempt, now
+    ):
         return ()
     return (tell(entry.index, entry.attempt, policy.failure_line(entry.index, failure), now, final=final),)
 
@@ -301,7 +333,7 @@ def _restarted(
     told = _told(job, observed, entry, failure, now)
     after = _next_attempt(job, entry, restart_at, now)
     dead = delete(_older(job, observed, after), f"its replica failed, and starts again as attempt {after.attempt}")
-    creates = _growing(job, observed, after, (), now).actions if after.state is ReplicaState.PENDING else ()
+    creates = _growing(job, observed, after, (), now, over=False).actions if after.state is ReplicaState.PENDING else ()
     return Group(
         entry=after,
         actions=(*told, *dead, *creates),
@@ -319,6 +351,7 @@ def _next_attempt(job: Job, entry: ReplicaStatus, restart_at: float, now: float)
             "revision": revision_of(job.spec),
             "next_restart_time": restart_at if waits else None,
             "first_exit_time": None,
+            "waiting": None,
         }
     )
 
@@ -329,7 +362,9 @@ def _restart_event(entry: ReplicaStatus, failure: Failure, now: float) -> Event:
     detail = f": {policy.last_line(failure)}" if failure.message else ""
     cost = ", at no cost" if failure.action is RuleAction.RESTART_REPLICA_FREE else ""
     line = f"{policy.failure_line(entry.index, failure)}{detail}; attempt {entry.attempt} starts {when}{cost}"
-    return Event(warning=True, reason="ReplicaFailed", message=line, replica=entry.index, attempt=entry.attempt - 1)
+    failed = failure.reason not in nodes.PLANNED
+    reason = "ReplicaFailed" if failed else "ReplicaMoved"
+    return Event(warning=failed, reason=reason, message=line, replica=entry.index, attempt=entry.attempt - 1)
 
 
 def replaced(job: Job, observed: Observed, entry: ReplicaStatus, now: float) -> Group:
@@ -345,7 +380,8 @@ def replaced(job: Job, observed: Observed, entry: ReplicaStatus, now: float) -> 
         replica=entry.index,
         attempt=after.attempt,
     )
-    return Group(entry=after, actions=(*old, *_growing(job, observed, after, (), now).actions), events=(event,))
+    creates = _growing(job, observed, after, (), now, over=False).actions
+    return Group(entry=after, actions=(*old, *creates), events=(event,))
 
 
 def surplus(job: Job, observed: Observed, groups: Iterable[Group], now: float) -> Iterator[Group]:
@@ -370,7 +406,12 @@ def _removed(observed: Observed, entry: ReplicaStatus) -> Group:
     return Group(entry=after, actions=delete(pods, "the job was scaled below its replica"))
 
 
+def _over(entry: ReplicaStatus, state: ReplicaState) -> ReplicaStatus:
+    """Return the entry of a replica that waits for nothing any more."""
+    return entry.model_copy(update={"state": state, "waiting": None})
+
+
 def at_rest(entry: ReplicaStatus, state: ReplicaState) -> ReplicaStatus:
     """Return the entry of a replica that has no pods to wait for: abandoned, removed or suspended."""
-    times = {"next_restart_time": None, "first_exit_time": None, "ready_since": None}
-    return entry.model_copy(update={"state": state, **times})
+    nothing = {"next_restart_time": None, "first_exit_time": None, "ready_since": None, "waiting": None}
+    return entry.model_copy(update={"state": state, **nothing})

@@ -17,8 +17,10 @@ INFRASTRUCTURE = frozenset(
     {
         # taken away while it ran
         "Evicted",
+        "NodeCordoned",
         "NodeLost",
         "NodeShutdown",
+        "NodeUnhealthy",
         "PodDeleted",
         "Preempted",
         "Preempting",
@@ -31,6 +33,8 @@ INFRASTRUCTURE = frozenset(
         "TaintToleration",
         "TopologyAffinityError",
         "UnexpectedAdmissionError",
+        # never placed
+        "Unschedulable",
     }
 )
 """Reasons of failures that the run cannot have caused. PodDeleted is one of them: a run cannot delete its pods."""

@@ -184,6 +184,33 @@ TIMEOUTS: dict[str, Timeout] = {
         default=60.0,
         meaning="a pod that exited with 0 waits for the others of its replica; then the replica has failed",
     ),
+    "unreachable_seconds": Timeout(
+        name="unreachableSeconds",
+        default=60.0,
+        meaning="a node that is not Ready is lost for those replicas of which the coordinator hears nothing",
+        where="`spec.nodePolicy.unreachableSeconds`",
+    ),
+    "start_seconds": Timeout(
+        name="startSeconds",
+        default=1800.0,
+        meaning="all pods of a replica run, and the coordinator does not know it; or no container of it can be started",
+        where="`spec.deadlines.startSeconds`",
+    ),
+    "stalled": Timeout(
+        name="the patience with what replicas wait for",
+        default=300.0,
+        meaning="what a replica waits for makes the condition Stalled true",
+    ),
+    "move_patience": Timeout(
+        name="the patience of planned moves",
+        default=600.0,
+        meaning="a replica leaves an ill or cordoned node though another one is not back yet",
+    ),
+    "force_overdue": Timeout(
+        name="the delay of force",
+        default=2.0,
+        meaning="a pod on a dead node that is past its grace period is removed by force, where that is allowed",
+    ),
     "lease_duration": Timeout(
         name="the duration of the lease",
         default=15.0,
@@ -273,6 +300,12 @@ RULES: tuple[Rule, ...] = (
         others=("bye_timeout", "straggler_grace"),
         strictly=True,
         reason="the pods of a replica may end so far apart at the end of a run",
+    ),
+    Rule(
+        name="start_seconds",
+        others=("rank_start_timeout",),
+        strictly=True,
+        reason="ranks that wait for each other in vain end by themselves, and say for whom",
     ),
     Rule(
         name="lease_duration",

@@ -7,6 +7,7 @@ what ``kubectl explain`` prints.
 
 from __future__ import annotations
 
+from fthsdp_operator.api.deadlines import Deadlines
 from fthsdp_operator.api.failure_policy import (
     Backoff,
     ExitCodeOperator,
@@ -44,18 +45,22 @@ from fthsdp_operator.api.names import (
     coordinator_name,
     pod_name,
 )
+from fthsdp_operator.api.node_policy import Avoid, AvoidMode, NodePolicy, OnCordon, UnhealthyCondition
 from fthsdp_operator.api.parse import parse_job
 from fthsdp_operator.api.parts import Time, format_time
 from fthsdp_operator.api.reasons import REASONS, ConditionReason, ConditionType, EndReason, EventReason, FailReason
 from fthsdp_operator.api.spec import Checkpoint, CoordinatorSpec, JobSpec, TlsSpec
 from fthsdp_operator.api.status import (
+    AvoidedNode,
     Condition,
     CoordinatorStatus,
     Failure,
     JobState,
     JobStatus,
+    NodeFaults,
     ReplicaState,
     ReplicaStatus,
+    Waiting,
 )
 from fthsdp_operator.api.success import Success, SuccessPolicy
 from fthsdp_operator.api.update_policy import UpdatePolicy, UpdateType
@@ -81,6 +86,9 @@ __all__ = [
     "ROLE_LABEL",
     "TRANSPORT_ENV",
     "VERSION",
+    "Avoid",
+    "AvoidMode",
+    "AvoidedNode",
     "Backoff",
     "Checkpoint",
     "Condition",
@@ -88,6 +96,7 @@ __all__ = [
     "ConditionType",
     "CoordinatorSpec",
     "CoordinatorStatus",
+    "Deadlines",
     "EndReason",
     "EventReason",
     "ExitCodeOperator",
@@ -100,6 +109,9 @@ __all__ = [
     "JobState",
     "JobStatus",
     "Metadata",
+    "NodeFaults",
+    "NodePolicy",
+    "OnCordon",
     "OnExhausted",
     "OnExitCodes",
     "OnPodCondition",
@@ -113,8 +125,10 @@ __all__ = [
     "SuccessPolicy",
     "Time",
     "TlsSpec",
+    "UnhealthyCondition",
     "UpdatePolicy",
     "UpdateType",
+    "Waiting",
     "coordinator_name",
     "format_time",
     "parse_job",

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from fthsdp.data.policies import BatchPolicy, LrPolicy
 from fthsdp.errors import ConfigError
+from fthsdp_operator.api.deadlines import FORCE_RULE
 from fthsdp_operator.api.failure_policy import (
     BACKOFF_RULE,
     CONTAINER_RULE,
@@ -33,6 +34,7 @@ from fthsdp_operator.api.names import (
     RESERVED_ENV_PREFIX,
     TRANSPORT_ENV,
 )
+from fthsdp_operator.api.node_policy import OWN_CONDITION_RULE, OWN_TAINT_RULE, OWN_TAINTS, NodePolicy
 from fthsdp_operator.api.spec import LR_RULE, REPLICAS_RULE, SPARES_RULE, STALL_RULE, Checkpoint, JobSpec
 from fthsdp_operator.api.template import ENV_RULE, RESTART_RULE
 from fthsdp_operator.api.update_policy import RECREATE_RULE, UpdateType
@@ -86,10 +88,22 @@ def _complaints(spec: JobSpec) -> Iterator[str]:
         yield f"spec.failurePolicy.{BACKOFF_RULE}"
     if spec.coordinator.stall_timeout_seconds <= spec.coordinator.silence_timeout_seconds + 10:
         yield f"spec.{STALL_RULE}"
+    yield from _node_policy_complaints(spec.node_policy)
+    if spec.deadlines.termination_seconds is not None and not spec.node_policy.force_delete:
+        yield f"spec.{FORCE_RULE}"
     yield from _template_complaints(spec.template)
     yield from _rules_complaints(spec.failure_policy.rules, spec.template["spec"])
     if spec.checkpoint is not None:
         yield from _checkpoint_complaints(spec.checkpoint, spec.template["spec"])
+
+
+def _node_policy_complaints(policy: NodePolicy) -> Iterator[str]:
+    if any(one.type == "Ready" for one in policy.unhealthy_conditions):
+        yield f"spec.{OWN_CONDITION_RULE}"
+    if own := next((key for key in policy.unhealthy_taints if key in OWN_TAINTS), ""):
+        yield f"spec.{OWN_TAINT_RULE} (it is {own})"
+    if twice := _repeated(policy.unhealthy_taints):
+        yield f"spec.nodePolicy.unhealthyTaints has {twice} twice: remove one"
 
 
 def _rules_complaints(rules: Sequence[Rule], pod: Mapping[str, Any]) -> Iterator[str]:

@@ -7,8 +7,10 @@ from typing import Any
 from pydantic import ConfigDict, Field
 
 from fthsdp.data.policies import BatchPolicy, LrPolicy
+from fthsdp_operator.api.deadlines import FORCE_RULE, Deadlines
 from fthsdp_operator.api.failure_policy import CONTAINER_RULE, FailurePolicy
 from fthsdp_operator.api.names import MANAGER, MAX_PODS, MAX_PROCESSES, MAX_REPLICAS
+from fthsdp_operator.api.node_policy import NodePolicy
 from fthsdp_operator.api.parts import SpecPart
 from fthsdp_operator.api.success import Success
 from fthsdp_operator.api.template import TEMPLATE_SCHEMA
@@ -152,6 +154,11 @@ class JobSpec(SpecPart):
                     "fieldPath": ".updatePolicy.type",
                 },
                 {"rule": _CONTAINER_CEL, "message": CONTAINER_RULE, "fieldPath": ".failurePolicy.rules"},
+                {
+                    "rule": "!has(self.deadlines.terminationSeconds) || self.nodePolicy.forceDelete",
+                    "message": FORCE_RULE,
+                    "fieldPath": ".deadlines.terminationSeconds",
+                },
             ]
         }
     )
@@ -180,6 +187,10 @@ class JobSpec(SpecPart):
     """The pod that numbers the memberships of the job."""
     failure_policy: FailurePolicy = FailurePolicy()
     """What happens when a replica fails."""
+    node_policy: NodePolicy = NodePolicy()
+    """What follows from the state of the nodes on which the pods are."""
+    deadlines: Deadlines = Deadlines()
+    """How long a replica may take to start, and the job to end."""
     batch_policy: BatchPolicy = Field(default=BatchPolicy.SHRINK, strict=False)
     """While replicas are missing: Shrink trains what the others bring, and no work is repeated; Constant has the others
     train the missing share too, in the same step."""

@@ -10,7 +10,18 @@ from pydantic import Field
 from fthsdp_operator.api.failure_policy import RuleAction
 from fthsdp_operator.api.parts import StatusPart, Time
 
-__all__ = ["Condition", "CoordinatorStatus", "Failure", "JobState", "JobStatus", "ReplicaState", "ReplicaStatus"]
+__all__ = [
+    "AvoidedNode",
+    "Condition",
+    "CoordinatorStatus",
+    "Failure",
+    "JobState",
+    "JobStatus",
+    "NodeFaults",
+    "ReplicaState",
+    "ReplicaStatus",
+    "Waiting",
+]
 
 
 class JobState(StrEnum):
@@ -73,8 +84,9 @@ class Failure(StatusPart):
     exit_code: int | None = None
     """Exit code of the container, as soon as it is known."""
     reason: str
-    """PodDeleted, Error, OOMKilled, Evicted, Preempted, NodeLost, ExitedEarly, Silent, Hung, Frozen, StateDiverged,
-    ConnectionLost, Failed, or what the kubelet says."""
+    """PodDeleted, Error, OOMKilled, Evicted, Preempted, NodeLost, NodeUnhealthy, NodeCordoned, ExitedEarly, Silent,
+    Hung, Frozen, StateDiverged, ConnectionLost, Failed, Unschedulable, ImagePullFailed, StartTimeout, or what the
+    kubelet says."""
     message: str = ""
     """What is known beyond that."""
     time: Time
@@ -87,6 +99,19 @@ class Failure(StatusPart):
     """Name of the rule of failurePolicy that asked for it; unset where none of them matched."""
     revision: str | None = None
     """Revision of the template that the replica ran."""
+
+
+class Waiting(StatusPart):
+    """What keeps a replica from training."""
+
+    reason: str
+    """Unschedulable, SchedulingGated, ImagePullFailed, NotJoined, RunIsOver, or why its kubelet starts no container."""
+    message: str = ""
+    """The pod, and what is said of it."""
+    pod: str = ""
+    """The first of its pods that waits."""
+    since: Time
+    """Since when it is this, as far as it was seen."""
 
 
 class ReplicaStatus(StatusPart):
@@ -112,6 +137,8 @@ class ReplicaStatus(StatusPart):
     """When its pods are created again, while it is in Backoff."""
     first_exit_time: Time | None = None
     """When it was first seen that a pod of it had exited with 0, while others still ran."""
+    waiting: Waiting | None = None
+    """What keeps it from training, where something does that does not just take its time."""
     last_failure: Failure | None = None
     """Why it failed last."""
 
@@ -127,11 +154,33 @@ class CoordinatorStatus(StatusPart):
     """UID of its pod as it was seen last; unset while one is being created."""
 
 
+class NodeFaults(StatusPart):
+    """A node on which replicas failed in a way that machines cause."""
+
+    name: str
+    """Name of the node."""
+    times: tuple[Time, ...] = ()
+    """When, within the last nodePolicy.avoid.ttlSeconds."""
+
+
+class AvoidedNode(StatusPart):
+    """A node that new pods keep away from, if there is room elsewhere."""
+
+    name: str
+    """Name of the node."""
+    since: Time
+    """When it came to be avoided."""
+    until: Time
+    """When that is forgotten."""
+    why: str
+    """What happened there."""
+
+
 class Condition(StatusPart):
     """One aspect of the job's state, as Kubernetes tools expect it."""
 
     type: str
-    """Available, Degraded, Suspended, Complete, Failed or Accepted."""
+    """Available, Degraded, Stalled, Suspended, Complete, Failed or Accepted."""
     status: Literal["True", "False", "Unknown"]
     """True, False or Unknown."""
     reason: str
@@ -191,7 +240,7 @@ class JobStatus(StatusPart):
         tuple[Condition, ...],
         Field(json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}),
     ] = ()
-    """Available, Progressing, Degraded, Suspended, Complete, Failed, Accepted."""
+    """Available, Progressing, Degraded, Stalled, Suspended, Complete, Failed, Accepted."""
     replica_statuses: Annotated[
         tuple[ReplicaStatus, ...],
         Field(json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["index"]}),
@@ -199,6 +248,16 @@ class JobStatus(StatusPart):
     """Each replica, by index."""
     coordinator: CoordinatorStatus = CoordinatorStatus()
     """The coordinator's pod."""
+    avoided_nodes: Annotated[
+        tuple[AvoidedNode, ...],
+        Field(json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}),
+    ] = ()
+    """Nodes that new pods keep away from, the newest last."""
+    node_faults: Annotated[
+        tuple[NodeFaults, ...],
+        Field(json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}),
+    ] = ()
+    """Nodes on which replicas failed, too seldom so far for them to be avoided."""
     start_time: Time | None = None
     """When a replica trained for the first time."""
     completion_time: Time | None = None

@@ -11,7 +11,8 @@ import pytest
 from tests.cluster.apiserver.server import ApiServer
 
 from fthsdp.errors import ConfigError
-from fthsdp_operator.api import API_VERSION, KIND, TRANSPORT_ENV, parse_job
+from fthsdp_operator.api import API_VERSION, KIND, TRANSPORT_ENV, AvoidedNode, parse_job
+from fthsdp_operator.render import training_pod
 from fthsdp_operator.revision import revision_of
 
 pytestmark = pytest.mark.cluster
@@ -73,6 +74,18 @@ SAME_SENTENCE = [
         "coordinator.stallTimeoutSeconds has to be more than silenceTimeoutSeconds + 10",
     ),
     (spec(coordinator={"stallTimeoutSeconds": 16, "silenceTimeoutSeconds": 6}), "coordinator.stallTimeoutSeconds has"),
+    (
+        spec(nodePolicy={"unhealthyConditions": [{"type": "Ready"}]}),
+        "nodePolicy.unhealthyConditions names Ready, which unreachableSeconds speaks of",
+    ),
+    (
+        spec(nodePolicy={"unhealthyTaints": ["node.kubernetes.io/not-ready"]}),
+        "nodePolicy.unhealthyTaints names a taint that Kubernetes itself sets",
+    ),
+    (
+        spec(deadlines={"terminationSeconds": 9}),
+        "deadlines.terminationSeconds says when pods are removed by force, which nodePolicy.forceDelete does not",
+    ),
     (spec(spares=1022), "replicas and spares together are more than 1024: lower one of them"),
     (spec(batchPolicy="Constant", lrPolicy="Linear"), "lrPolicy follows a batch that shrinks"),
     (pod(restartPolicy="OnFailure"), "template.spec.restartPolicy has to be Never or left out"),
@@ -107,6 +120,13 @@ SAME_FIELD = [
     (spec(failurePolicy={"onExhausted": "Fail"}), "spec.failurePolicy.onExhausted"),
     (spec(failurePolicy={"job": {"windowSeconds": 60}}), "spec.failurePolicy.job.limit"),
     (spec(failurePolicy={"backoff": {"stableSeconds": 0}}), "spec.failurePolicy.backoff.stableSeconds"),
+    (spec(nodePolicy={"onCordon": "Move"}), "spec.nodePolicy.onCordon"),
+    (spec(nodePolicy={"unhealthyTaints": ["a", "a"]}), "spec.nodePolicy.unhealthyTaints"),
+    (spec(nodePolicy={"unhealthyConditions": [{"status": "True"}]}), "spec.nodePolicy.unhealthyConditions[0].type"),
+    (spec(nodePolicy={"avoid": {"mode": "Required"}}), "spec.nodePolicy.avoid.mode"),
+    (spec(nodePolicy={"avoid": {"ttlSeconds": 1}}), "spec.nodePolicy.avoid.ttlSeconds"),
+    (spec(deadlines={"startSeconds": 9}), "spec.deadlines.startSeconds"),
+    (spec(deadlines={"activeSeconds": "1h"}), "spec.deadlines.activeSeconds"),
     (rules(*[{}] * 65), "spec.failurePolicy.rules"),
     (rules({"action": "Restart"}), "spec.failurePolicy.rules[0].action"),
     (rules({"onExitCodes": None, "onPodReasons": []}), "spec.failurePolicy.rules[0].onPodReasons"),
@@ -157,8 +177,39 @@ def test_a_job_comes_back_with_its_defaults(apiserver: ApiServer) -> None:
     assert made["spec"]["success"] == {"policy": "First"}
     assert (made["spec"]["managedBy"], made["spec"]["retainFailedPods"]) == ("fthsdp.dev/fthsdp-operator", 1)
     assert (made["spec"]["spares"], made["spec"]["batchPolicy"], made["spec"]["lrPolicy"]) == (0, "Shrink", "None")
+    assert made["spec"]["deadlines"] == {"startSeconds": 1800}
+    nodes = made["spec"]["nodePolicy"]
+    assert (nodes["unreachableSeconds"], nodes["forceDelete"], nodes["onCordon"]) == (60, False, "Ignore")
+    assert nodes["avoid"] == {"mode": "Preferred", "threshold": 2, "ttlSeconds": 3600, "maxNodes": 16}
+    assert {"type": "GPUMissing", "status": "True"} in nodes["unhealthyConditions"]
+    assert nodes["unhealthyTaints"] == ["nvidia.com/gpu-xid-error"]
     assert made["spec"]["template"] == GOOD["spec"]["template"]
     assert parse_job(made).spec == parse_job(GOOD).spec
+
+
+def test_the_longest_node_policy_is_accepted(apiserver: ApiServer) -> None:
+    conditions = [{"type": f"{number:0316}", "status": "False"} for number in range(64)]
+    policy = {
+        "forceDelete": True,
+        "onCordon": "Migrate",
+        "unhealthyConditions": conditions,
+        "unhealthyTaints": [f"{number:0316}" for number in range(64)],
+        "avoid": {"mode": "None"},
+    }
+    limits = {"scheduleSeconds": 600, "activeSeconds": 90, "terminationSeconds": 60}
+    job = spec(nodePolicy=policy, deadlines=limits)
+    made = json.loads(apiserver.kubectl("create", "--dry-run=server", "-o", "json", "-f", "-", stdin=json.dumps(job)))
+    assert parse_job(made).spec == parse_job(job).spec
+
+
+def test_a_pod_may_be_asked_to_keep_away_from_many_nodes(apiserver: ApiServer, namespace: str) -> None:
+    avoided = tuple(AvoidedNode(name=f"node-{n}.example", since=0.0, until=1.0, why="x") for n in range(64))
+    job = parse_job(changed(lambda it: it["metadata"].update(namespace=namespace, uid="u")))
+    job = job.model_copy(update={"status": job.status.model_copy(update={"avoided_nodes": avoided})})
+    pod = json.dumps(training_pod(job, replica=0, attempt=0, index=0))
+    made = json.loads(apiserver.kubectl("create", "--dry-run=server", "-o", "json", "-f", "-", stdin=pod))
+    (term,) = made["spec"]["affinity"]["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert len(term["preference"]["matchFields"]) == 64
 
 
 def test_pods_per_replica_cannot_be_changed_and_replicas_can(apiserver: ApiServer, namespace: str) -> None:
@@ -227,6 +278,9 @@ def test_a_job_is_listed_under_its_short_name_and_with_everything(apiserver: Api
         ("fthsdp.spec.failurePolicy.perReplica.windowSeconds", "Length of the sliding window in seconds"),
         ("fthsdp.spec.failurePolicy.rules.onExitCodes.operator", "In: the exit code is one of values"),
         ("fthsdp.spec.failurePolicy.onExhausted", "the others train on without it"),
+        ("fthsdp.spec.nodePolicy.onCordon", "a cordoned node keeps its replicas"),
+        ("fthsdp.spec.deadlines.startSeconds", "A first pull is not counted"),
+        ("fthsdp.status.avoidedNodes", "keep away from"),
         ("fthsdp.status.replicaStatuses.lastFailure.exitCode", "Exit code of the container"),
     ],
 )

@@ -56,6 +56,25 @@ def test_a_frozen_replica_is_taken_out_and_refused_when_it_thaws(tmp_path: Path)
         assert [f["replica"] for f in report["failures"]] == [2]
 
 
+def test_a_zombie_that_thaws_while_its_next_attempt_trains_is_refused_and_does_no_harm(tmp_path: Path) -> None:
+    """As when a node comes back whose pods were given up, or removed by force."""
+    arguments = brief(steps=30, compute=0.02)
+    with running(Job(tmp_path, silence_timeout=5.0, arguments=arguments, lingers_after=17)) as job:
+        job.wait_for_step(3)
+        job.signal(2, signal.SIGSTOP)
+        job.start_replica(2, attempt=1)
+        job.wait_for_active(2, attempt=1)
+        before = max(s["step"] for s in job.steps())
+        job.signal(2, signal.SIGCONT)
+        assert job.exit_code(2) == 77
+        job.wait_for_step(before + 3, replica=2)
+        report = job.finish()
+        assert_sound(report, steps=30)
+        assert [(j["replica"], j["attempt"]) for j in report["joins"]] == [(2, 1)]
+        late = [s for s in job.steps() if s["replica"] == 2 and s["step"] > before]
+        assert {s["attempt"] for s in late} == {1}
+
+
 def test_a_replica_that_is_told_to_stop_leaves_at_a_boundary(tmp_path: Path) -> None:
     with running(Job(tmp_path, arguments=brief(steps=18, compute=0.02), lingers_after=5)) as job:
         job.wait_for_step(5)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fthsdp_operator import cache, coordinator_pod, execute, policy, render, replicas, roll, run
+from fthsdp_operator import cache, coordinator_pod, deadlines, execute, nodes, policy, render, replicas, roll, run
 from fthsdp_operator import plan as rules
 from fthsdp_operator.actions import Create, Delete, Plan, Tell, delete, tell
 from fthsdp_operator.api import Job, JobStatus, ReplicaState, ReplicaStatus
@@ -273,6 +273,41 @@ def does_not_wait_for_those_who_leave(patch: Patch) -> None:
     patch.setattr(run, "stopped_by", lambda *_: 0.0)
 
 
+def believes_nodes_more_than_the_coordinator(patch: Patch) -> None:
+    """Who is heard is moved all the same, when its node is not Ready."""
+    patch.setattr(nodes, "_is_heard", lambda *_: False)
+
+
+def leaves_ill_nodes_whatever_is_left(patch: Patch) -> None:
+    """A planned move does not look at minReplicas."""
+    patch.setattr(nodes, "_keeps_the_minimum", lambda *_: True)
+
+
+def avoids_nodes_for_ever(patch: Patch) -> None:
+    """What is known of bad nodes never grows old."""
+
+    def everything(job: Job, now: float) -> Any:
+        status = job.status
+        return {it.name: it.times for it in status.node_faults}, {it.name: it for it in status.avoided_nodes}
+
+    patch.setattr(nodes, "_remembered", everything)
+
+
+def removes_by_force_at_once(patch: Patch) -> None:
+    """A pod on a dead node is removed while its grace period runs."""
+    patch.setattr(nodes, "OVERDUE", -60.0)
+
+
+def waits_for_hanging_starts_for_ever(patch: Patch) -> None:
+    """A replica of which the coordinator never hears has no end."""
+    patch.setattr(deadlines, "overdue", lambda *_: None)
+
+
+def starts_again_what_has_just_begun(patch: Patch) -> None:
+    """A replica that the coordinator does not know yet has had its time at once."""
+    patch.setattr(deadlines, "_limit", lambda *_: ("startSeconds", 0))
+
+
 BUGS: Sequence[Bug] = (
     acts_before_the_status_is_written,
     goes_on_after_a_conflict,
@@ -302,4 +337,10 @@ BUGS: Sequence[Bug] = (
     rolls_on_whatever_fails,
     replaces_who_has_the_template_already,
     does_not_wait_for_those_who_leave,
+    believes_nodes_more_than_the_coordinator,
+    leaves_ill_nodes_whatever_is_left,
+    avoids_nodes_for_ever,
+    removes_by_force_at_once,
+    waits_for_hanging_starts_for_ever,
+    starts_again_what_has_just_begun,
 )

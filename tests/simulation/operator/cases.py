@@ -47,6 +47,7 @@ def _random_spec(random: Random) -> dict[str, Any]:
     replicas = random.choice([1, 2, 2, 3, 3])
     budget = {"limit": random.choice([0, 1, 3, 5, 5, 20]), "windowSeconds": random.choice([60, 600, 3600])}
     backoff = {"initialSeconds": random.choice([0, 5, 30]), "maxSeconds": random.choice([30, 120])}
+    force = random.choice([False, False, True])
     return {
         "replicas": replicas,
         "minReplicas": random.randint(1, replicas),
@@ -67,6 +68,23 @@ def _random_spec(random: Random) -> dict[str, Any]:
             **random.choice([{}, {}, {"job": {"limit": random.choice([0, 3, 10]), "windowSeconds": 600}}]),
         },
         **random.choice([{}, {}, {"ttlSecondsAfterFinished": random.choice([0, 100])}]),
+        "nodePolicy": {
+            "unreachableSeconds": random.choice([1, 20, 60]),
+            "forceDelete": force,
+            "onCordon": random.choice(["Ignore", "Migrate"]),
+            "avoid": {
+                "mode": random.choice(["None", "Preferred", "Preferred"]),
+                "threshold": random.choice([1, 2]),
+                "ttlSeconds": random.choice([60, 3600]),
+                "maxNodes": random.choice([1, 2, 16]),
+            },
+        },
+        "deadlines": {
+            "startSeconds": random.choice([60, 300, 1800]),
+            **random.choice([{}, {"scheduleSeconds": random.choice([10, 60])}]),
+            **random.choice([{}, {}, {}, {"activeSeconds": random.choice([50, 400])}]),
+            **({"terminationSeconds": random.choice([1, 60])} if force and random.random() < 0.5 else {}),
+        },
     }
 
 

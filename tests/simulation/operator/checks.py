@@ -29,6 +29,7 @@ from fthsdp_operator.api import (
 )
 from fthsdp_operator.api.reasons import meanings
 from fthsdp_operator.cluster import Manifest
+from fthsdp_operator.nodes import PLANNED
 from fthsdp_operator.observe import Observed
 from fthsdp_operator.render import coordinator_config
 from fthsdp_operator.revision import revision_of
@@ -51,6 +52,7 @@ _REASONS = {kind: meanings(words).keys() for kind, words in REASONS.items()}
 _TERMINAL = (JobState.COMPLETE, JobState.FAILED)
 _ENDED = (ReplicaState.FINISHED, ReplicaState.FAILED)
 _TRAIN = (ReplicaState.ACTIVE, ReplicaState.SPARE, ReplicaState.FINISHED)
+_INCOMPLETE = (ReplicaState.PENDING, ReplicaState.BACKOFF)
 _AWAY = (ReplicaState.SUSPENDED, ReplicaState.REMOVED, ReplicaState.ABANDONED)
 
 
@@ -65,8 +67,6 @@ class Checks:
         """``share_of_stills``: the share of plans after which time stands still, to see where they lead."""
         self._world = world
         self._share = share_of_stills
-        self._seen_whole: set[tuple[str, int, int]] = set()
-        """Attempts all of whose pods were seen, by the job's UID."""
         self._created: set[tuple[str, str]] = set()
         self.violation: Violation | None = None
         self.plans = 0
@@ -94,6 +94,7 @@ class Checks:
         self._wakes_in_time(job, now, todo)
         self._holds_the_minimum(job, observed, todo)
         self._rolls_gently(job, observed, todo)
+        self._moves_with_care(job, observed, todo)
         there = self._world.server.get(KIND, job.name)
         if there is None or there["metadata"]["resourceVersion"] != job.metadata.resource_version:
             return  # its status comes too late, and then nothing is done
@@ -126,7 +127,8 @@ class Checks:
 
     def _holds_the_minimum(self, job: Job, observed: Observed, todo: Plan) -> None:
         """Who trains is not taken away while fewer than minReplicas would be left, as far as anybody can know."""
-        if job.spec.suspend or todo.status.terminal or observed.coordinator is None or observed.coordinator.finished:
+        suspended = job.spec.suspend or job.status.state is JobState.SUSPENDED  # what that had not stopped yet goes too
+        if suspended or todo.status.terminal or observed.coordinator is None or observed.coordinator.finished:
             return
         if job.spec.update_policy.type is UpdateType.RECREATE and _stopping(todo):
             return  # that is what it is for
@@ -176,6 +178,20 @@ class Checks:
         pairs = ((job.status.replica(new.index), new) for new in todo.status.replica_statuses)
         return [(old, new) for old, new in pairs if old is not None]
 
+    def _moves_with_care(self, job: Job, observed: Observed, todo: Plan) -> None:
+        """One replica at a time leaves its node by choice, and nobody for a node's word while it is heard."""
+        before = {entry.index: entry.attempt for entry in job.status.replica_statuses}
+        moved = [it for it in todo.status.replica_statuses if it.attempt == before.get(it.index, it.attempt) + 1]
+        reasons = {it.index: it.last_failure.reason for it in moved if it.last_failure is not None}
+        chosen = [index for index, reason in reasons.items() if reason in PLANNED]
+        if len(chosen) > 1:
+            self.fail(f"the replicas {chosen} leave their nodes at the same time")
+        for entry in moved:
+            who = entry.index, entry.attempt - 1
+            heard = observed.member(*who) is not None
+            if reasons.get(entry.index) == "NodeLost" and heard and not self._world.blamed(job.metadata.uid, who):
+                self.fail(f"replica {entry.index} is heard, and taken for lost with its node")
+
     # --- the status ---------------------------------------------------------------------------------------------------
 
     def writes_status(self, operator: Operator, before: Manifest, after: Manifest) -> None:
@@ -189,10 +205,20 @@ class Checks:
             known = old.replica(entry.index)
             if known is not None:
                 self._next_attempt(operator, parse_job(after), known, entry)
-            if entry.state not in (ReplicaState.PENDING, ReplicaState.BACKOFF, *_AWAY):
-                self._seen_whole.add((uid_of(after), entry.index, entry.attempt))
+        self._bounds_what_is_avoided(operator, parse_job(after), new)
         if new.state in _TERMINAL and old.state not in _TERMINAL:
             self._ends_for_a_reason(new)
+
+    def _bounds_what_is_avoided(self, operator: Operator, job: Job, new: JobStatus) -> None:
+        """Nodes are avoided for a time only, and only so many."""
+        names, most = [it.name for it in new.avoided_nodes], job.spec.node_policy.avoid.max_nodes
+        if len(names) > most or len(set(names)) < len(names):
+            self.fail(f"{names} are avoided, and maxNodes is {most}")
+        late = [
+            it.name for it in new.avoided_nodes if it.until < self._world.now + operator.skew - 1.0 - 2 * operator.slow
+        ]
+        if late and new.state not in _TERMINAL and not job.spec.suspend:
+            self.fail(f"{late} are still avoided after their time")
 
     def _note_status(self, operator: Operator, old: JobStatus, new: JobStatus) -> None:
         changed = [entry for entry in new.replica_statuses if old.replica(entry.index) != entry]
@@ -235,7 +261,8 @@ class Checks:
         if _rolled(old, new):
             return  # whether that was right is seen where it is planned
         self._is_paid_for(job, old, new, what)
-        if not self._world.blamed(job.metadata.uid, (old.index, old.attempt)):
+        who = old.index, old.attempt
+        if not self._world.blamed(job.metadata.uid, who) and not self._world.nodes.is_suspect(job.metadata.uid, who):
             self.fail(f"{what}: nothing had happened to it")
 
     def _have_stopped(self, operator: Operator, job: Job, what: str) -> None:
@@ -265,7 +292,8 @@ class Checks:
             self.fail(f"the job is {new.state} and does not say why")
         if new.state is JobState.COMPLETE and not self._world.training.over and not self._world.gave_up:
             self.fail(f"the job is Complete after {self._world.training.step} of {self._world.training.steps} steps")
-        if new.state is JobState.FAILED and not self._world.any_blamed():
+        late = ending is not None and ending.reason == "DeadlineExceeded"
+        if new.state is JobState.FAILED and not late and not self._world.any_blamed():
             self.fail("the job is Failed, and nothing had happened to any replica")
 
     # --- what is created ----------------------------------------------------------------------------------------------
@@ -295,8 +323,9 @@ class Checks:
         if attempt == entry.attempt and (entry.next_restart_time or 0.0) > self._world.now + operator.skew + SAME:
             self.fail(f"{operator.name} creates {name} before its wait is over")
         self._asked_to_go(operator, job, replica, attempt, name)
-        key = (job.metadata.uid, name)
-        if key in self._created and (key[0], replica, attempt) in operator.knows_whole:
+        key, known = (job.metadata.uid, name), job.status.replica(replica)
+        whole = known is not None and known.attempt == attempt and known.state not in _INCOMPLETE
+        if key in self._created and whole:
             self.fail(f"{operator.name} gives attempt {attempt} of replica {replica} the pod {name} a second time")
         self._created.add(key)
 
@@ -318,7 +347,7 @@ class Checks:
 
     # --- what is deleted ----------------------------------------------------------------------------------------------
 
-    def deletes(self, operator: Operator, thing: Manifest) -> None:
+    def deletes(self, operator: Operator, thing: Manifest, *, force: bool) -> None:
         """An operator is about to delete an object."""
         job = operator.job
         assert job is not None
@@ -326,9 +355,17 @@ class Checks:
             self._deletes_job(operator, job)
         elif REPLICA_LABEL not in thing["metadata"]["labels"]:
             self._deletes_coordinator(operator, job, thing)
+        elif force:
+            self._forces(operator, job, thing)
         elif "deletionTimestamp" not in thing["metadata"]:
             self._deletes_trainer(operator, job, thing)
             self._world.blame(job.metadata.uid, _who(thing), f"{name_of(thing)} was deleted by {operator.name}")
+
+    def _forces(self, operator: Operator, job: Job, pod: Manifest) -> None:
+        """A training pod is removed by force only where that is allowed, and after its grace period."""
+        end = self._world.nodes.ends(pod)
+        if not job.spec.node_policy.force_delete or end is None or end > self._world.now + operator.skew:
+            self.fail(f"{operator.name} removes {name_of(pod)} by force")
 
     def _deletes_job(self, operator: Operator, job: Job) -> None:
         ttl, end = job.spec.ttl_seconds_after_finished, job.status.completion_time
@@ -339,7 +376,9 @@ class Checks:
         """It is lost only when it has failed, its node does not answer, or the job is not what it was told."""
         wrong = pod["metadata"]["annotations"][CONFIG_ANNOTATION] != coordinator_config(job)
         going = "deletionTimestamp" in pod["metadata"] or pod["status"]["phase"] in ("Succeeded", "Failed")
-        if not (wrong or going or job.spec.suspend or job.status.terminal):
+        node = self._world.nodes.all.get(pod["spec"].get("nodeName", ""))
+        lost = node is not None and (node.outages or node.name in self._world.nodes.suspects)
+        if not (wrong or going or lost or job.spec.suspend or job.status.terminal):
             self.fail(f"{operator.name} deletes a coordinator with which nothing is wrong")
         if job.spec.suspend and not going:
             self._have_stopped(operator, job, f"{operator.name} deletes the coordinator of a suspended job")
@@ -370,7 +409,11 @@ class Checks:
 
     def tells(self, operator: Operator, job: Job, message: Exited) -> None:
         """An operator tells the coordinator that an attempt is gone: it takes it out at once."""
-        if not self._world.blamed(job.metadata.uid, (message.replica, message.attempt)):
+        who, there = (message.replica, message.attempt), self._world.training.reached()
+        known = None if there is None else there.peers.get(message.replica)
+        is_member = known is not None and known.attempt == message.attempt
+        leaves = not is_member and self._world.nodes.is_suspect(job.metadata.uid, who)
+        if not leaves and not self._world.blamed(job.metadata.uid, who):
             self.fail(
                 f"{operator.name} tells that replica {message.replica} attempt {message.attempt} is gone,"
                 " and nothing had happened to it"

@@ -36,11 +36,15 @@ class Kind(StrEnum):
     REFUSE_PODS = "refuse-pods"
     BREAK_IMAGES = "break-images"
     FREEZE = "freeze"
+    HANG_AT_START = "hang-at-start"
     # nodes
     CUT_NODE = "cut-node"
     UNPLUG_NODE = "unplug-node"
     REMOVE_NODE = "remove-node"
     CORDON = "cordon"
+    ILL_NODE = "ill-node"
+    LIE_ABOUT_NODE = "lie-about-node"
+    LIE_ABOUT_ALL = "lie-about-all"
     FILL = "fill"
     # the operator and its API server
     KILL_OPERATOR = "kill-operator"
@@ -199,6 +203,10 @@ def _freeze(world: World, fault: Fault) -> None:
         world.training.freeze(groups[fault.number % len(groups)])
 
 
+def _hang_at_start(world: World, fault: Fault) -> None:
+    world.training.hanging_starts = 1
+
+
 # --- nodes ------------------------------------------------------------------------------------------------------------
 
 
@@ -228,9 +236,21 @@ def _remove_node(world: World, fault: Fault) -> None:
 
 
 def _cordon(world: World, fault: Fault) -> None:
-    node = _node(world, fault)
-    node.cordoned = True
-    world.after(fault.seconds, setattr, node, "cordoned", False)
+    world.nodes.cordon(_node(world, fault), fault.seconds)
+
+
+def _ill_node(world: World, fault: Fault) -> None:
+    world.nodes.fall_ill(_node(world, fault), fault.seconds)
+
+
+def _lie_about_node(world: World, fault: Fault) -> None:
+    world.nodes.lie(_node(world, fault), fault.seconds)
+
+
+def _lie_about_all(world: World, fault: Fault) -> None:
+    """The control plane loses sight of all nodes."""
+    for node in world.nodes.all.values():
+        world.nodes.lie(node, fault.seconds)
 
 
 def _fill(world: World, fault: Fault) -> None:
@@ -404,10 +424,14 @@ _ACTS: dict[Kind, Callable[[World, Fault], None]] = {
     Kind.REFUSE_PODS: _refuse_pods,
     Kind.BREAK_IMAGES: _break_images,
     Kind.FREEZE: _freeze,
+    Kind.HANG_AT_START: _hang_at_start,
     Kind.CUT_NODE: _cut_node,
     Kind.UNPLUG_NODE: _unplug_node,
     Kind.REMOVE_NODE: _remove_node,
     Kind.CORDON: _cordon,
+    Kind.ILL_NODE: _ill_node,
+    Kind.LIE_ABOUT_NODE: _lie_about_node,
+    Kind.LIE_ABOUT_ALL: _lie_about_all,
     Kind.FILL: _fill,
     Kind.KILL_OPERATOR: _kill_operator,
     Kind.SECOND_OPERATOR: _second_operator,

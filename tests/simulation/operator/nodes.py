@@ -10,6 +10,7 @@ from tests.simulation.operator.server import name_of, uid_of
 
 from fthsdp_operator.api import ATTEMPT_LABEL, JOB_UID_LABEL, POD_INDEX_LABEL, REPLICA_LABEL, format_time
 from fthsdp_operator.cluster import Manifest
+from fthsdp_operator.observe import NodeView
 
 if TYPE_CHECKING:
     from tests.simulation.operator.world import World
@@ -18,6 +19,8 @@ __all__ = ["BAD_IMAGES", "Node", "Nodes", "Process"]
 
 BAD_IMAGES = ("typo", "fails")
 """Images of training pods: one that does not exist, and one whose program ends with 1."""
+UNHEARD = 8.0
+"""Seconds for which nothing is heard of a kubelet until its node is called not Ready."""
 TRY_AGAIN = 5.0
 """Seconds after which a scheduler or kubelet tries again what did not work."""
 
@@ -52,9 +55,23 @@ class Node:
     reachable: bool = True
     cordoned: bool = False
     gone: bool = False
+    ill: bool = False
+    """It says that it has lost a GPU."""
+    not_ready_since: float | None = None
     outages: int = 0
     processes: dict[str, Process] = field(default_factory=dict)
     """By the pod's uid."""
+
+    def view(self) -> NodeView:
+        """What the operator sees of it."""
+        ready = "True" if self.not_ready_since is None else "Unknown"
+        return NodeView(
+            name=self.name,
+            ready=ready,
+            not_ready_since=self.not_ready_since,
+            unschedulable=self.cordoned,
+            conditions=frozenset({("Ready", ready), ("GPUMissing", str(self.ill))}),
+        )
 
 
 class Nodes:
@@ -71,6 +88,8 @@ class Nodes:
         """No training image can be pulled."""
         self.refusals = 0
         """So many of the next pods are refused by their kubelets."""
+        self.suspects: set[str] = set()
+        """Nodes that were cordoned, ill or called not Ready although nothing was wrong with them."""
         for _ in range(number):
             self._add()
 
@@ -93,14 +112,18 @@ class Nodes:
         used = [it["spec"].get("nodeName") for it in self._world.server.pods()]
         places = [node for node in self.all.values() if self._fits(node, used.count(node.name))]
         if not places:
+            self._world.blame_pod(pod, "there is no room")
+            self._world.server.change(pod, status={"conditions": [_scheduled("False", "Unschedulable")]})
             self._world.after(TRY_AGAIN, self._schedule, uid)
             return
-        place = self._world.random.choice(places)
-        self._world.server.change(pod, spec={"nodeName": place.name})
+        avoided = _avoided(pod)
+        place = self._world.random.choice([node for node in places if node.name not in avoided] or places)
+        self._world.server.change(pod, spec={"nodeName": place.name}, status={"conditions": [_scheduled("True", "")]})
         self._world.after(self._world.random.choice([0.3, 1.0, 1.0, 10.0]), self._start, uid, place)
 
     def _fits(self, node: Node, used: int) -> bool:
-        return node.reachable and not node.cordoned and not self.full and used < node.room
+        well = node.reachable and node.not_ready_since is None and not node.cordoned
+        return well and not self.full and used < node.room
 
     # --- the kubelet ---
 
@@ -111,7 +134,12 @@ class Nodes:
         labels = pod["metadata"]["labels"]
         trains = REPLICA_LABEL in labels
         image = pod["spec"]["containers"][0]["image"]
-        if not node.reachable or (trains and (self.images_broken or image == "typo")):
+        broken = trains and (self.images_broken or image == "typo")
+        if not node.reachable or broken:
+            if node.reachable:
+                self._world.blame_pod(pod, "its image cannot be pulled")
+                waiting = {"name": "main", "state": {"waiting": {"reason": "ErrImagePull", "message": "not found"}}}
+                self._world.server.change(pod, status={"containerStatuses": [waiting]})
             self._world.after(TRY_AGAIN, self._start, uid, node)
             return
         if trains and self.refusals:
@@ -128,7 +156,7 @@ class Nodes:
             index=int(labels.get(POD_INDEX_LABEL, 0)),
         )
         node.processes[uid] = process
-        self._world.server.change(pod, status={"phase": "Running", "podIP": "10.0.0.1"})
+        self._world.server.change(pod, status={"phase": "Running", "podIP": "10.0.0.1", "containerStatuses": []})
         self._world.training.started(process)
         if trains and image == "fails":
             self._world.after(self._world.random.uniform(0.2, 2.0), self.ends_with, process, 1)
@@ -227,8 +255,49 @@ class Nodes:
         if power:
             for process in list(node.processes.values()):
                 self.ends_with(process, 255, "Unknown")
+        for pod in self._world.server.pods():
+            if pod["spec"].get("nodeName") == node.name:
+                self._world.blame_pod(pod, f"{node.name} was lost")
         self._world.training.unreachable(node)
+        self._world.after(UNHEARD, self._call_not_ready, node, node.outages)
         self._world.after(patience, self._evict, node, node.outages)
+
+    def _call_not_ready(self, node: Node, outage: int) -> None:
+        if not node.reachable and node.outages == outage:
+            node.not_ready_since = self._world.now
+
+    def lie(self, node: Node, seconds: float) -> None:
+        """A node is called not Ready for a time, and nothing is wrong with it."""
+        self.suspects.add(node.name)
+        node.not_ready_since = node.not_ready_since or self._world.now
+        self._world.after(seconds, self._call_ready, node)
+
+    def _call_ready(self, node: Node) -> None:
+        if node.reachable:
+            node.not_ready_since = None
+
+    def cordon(self, node: Node, seconds: float) -> None:
+        """A user keeps new pods away from a node for a time."""
+        self.suspects.add(node.name)
+        node.cordoned = True
+        self._world.after(seconds, setattr, node, "cordoned", False)
+
+    def fall_ill(self, node: Node, seconds: float) -> None:
+        """A node says for a time that it is ill."""
+        self.suspects.add(node.name)
+        node.ill = True
+        self._world.after(seconds, setattr, node, "ill", False)
+
+    def is_suspect(self, job: str, who: tuple[int, int]) -> bool:
+        """Whether a pod of an attempt is on a node that it may have to leave."""
+        for pod in self._world.server.pods():
+            labels = pod["metadata"]["labels"]
+            if labels[JOB_UID_LABEL] != job or REPLICA_LABEL not in labels:
+                continue
+            mine = (int(labels[REPLICA_LABEL]), int(labels[ATTEMPT_LABEL])) == who
+            if mine and pod["spec"].get("nodeName") in self.suspects:
+                return True
+        return False
 
     def _evict(self, node: Node, outage: int) -> None:
         if node.reachable or node.outages != outage:
@@ -249,6 +318,7 @@ class Nodes:
         if node.reachable or node.gone:
             return
         node.reachable = True
+        self._world.after(1.0, self._call_ready, node)
         self._world.note(f"{node.name} is back")
         self._kill_strays(node)
         for pod in self._world.server.pods():
@@ -283,5 +353,17 @@ class Nodes:
         self.full = self.images_broken = False
         self.refusals = 0
         for node in list(self.all.values()):
-            node.cordoned = False
+            node.cordoned = node.ill = False
             self.back(node)
+            self._call_ready(node)
+
+
+def _scheduled(status: str, reason: str) -> dict[str, str]:
+    return {"type": "PodScheduled", "status": status, "reason": reason, "message": "no node has room"}
+
+
+def _avoided(pod: Manifest) -> set[str]:
+    """Names of the nodes that a pod had rather not go to."""
+    wishes = ((pod["spec"].get("affinity") or {}).get("nodeAffinity") or {}).values()
+    fields = (it for terms in wishes for term in terms for it in term["preference"]["matchFields"])
+    return {name for it in fields for name in it["values"]}

@@ -143,7 +143,8 @@ class Operator:
         return [seen for seen in map(view, pods) if seen is not None]
 
     def nodes(self, names: Iterable[str]) -> Mapping[str, NodeView]:
-        return {}
+        known = self.world.nodes.all
+        return {name: known[name].view() for name in names if name in known}
 
     async def get(self, kind: str, namespace: str, name: str) -> Manifest | None:
         found = await self._call(lambda: self.world.server.get(kind, name))
@@ -169,7 +170,7 @@ class Operator:
         def act() -> Manifest | None:
             there = self.world.server.get(kind, name)
             if there is not None and there["metadata"]["uid"] == uid:
-                self.world.checks.deletes(self, there)
+                self.world.checks.deletes(self, there, force=grace_seconds == 0)
                 self.world.note(f"{self.name} deletes {kind} {name}")
                 self.world.server.delete(kind, name, uid=uid, grace=grace_seconds)
             return self.world.server.get(kind, name)

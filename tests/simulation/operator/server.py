@@ -72,6 +72,7 @@ class Server:
         made = {**manifest, "metadata": {**manifest["metadata"], "uid": f"{key[0].lower()}-{self._made}"}}
         if made["kind"] == "Pod":
             made["status"] = {"phase": "Pending"}
+            made["metadata"]["creationTimestamp"] = format_time(float(int(self._world.now)))
         if made["kind"] == KIND:
             made["metadata"]["generation"] = 1
         self._put(key, made, "ADDED")

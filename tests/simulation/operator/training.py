@@ -46,6 +46,8 @@ class Group:
     frozen: bool = False
     leaving: bool = False
     finishing: bool = False
+    mute: bool = False
+    """It hangs before its first word to the coordinator."""
 
     @property
     def intact(self) -> bool:
@@ -242,6 +244,8 @@ class Training:
         self.steps = steps
         self.step = 0
         self.coordinator: Coordinator | None = None
+        self.hanging_starts = 0
+        """So many of the next replicas hang before their first word to the coordinator."""
         self._groups: dict[tuple[str, Who], Group] = {}
         self._ledgers: dict[str, Ledger] = {}
         """By the UID of the ConfigMap that holds them."""
@@ -286,6 +290,10 @@ class Training:
             (process.job, process.who), Group(process.job, process.who, self.world.pods_per_replica)
         )
         group.processes[process.index] = process
+        if len(group.processes) == group.size and self.hanging_starts:
+            self.hanging_starts -= 1
+            group.mute = True
+            self.world.blame(group.job, group.who, "hangs while it starts")
         if len(group.processes) == group.size:
             self.world.after(self.world.random.choice([1.0, 2.0, 15.0]), self._hello, group)
 
@@ -303,7 +311,7 @@ class Training:
                 self.world.after(self.world.random.uniform(0.3, 3.0), self._hello, group)
 
     def _hello(self, group: Group) -> None:
-        if not group.intact or group.job != self.world.job_uid:
+        if group.mute or not group.intact or group.job != self.world.job_uid:
             return
         there = self.reached()
         if there is None or there.finished or there.process.job != group.job:

@@ -214,8 +214,12 @@ class World:
 
     def happened_to(self, pod: Manifest, why: str) -> None:
         """Something has happened to a pod."""
-        labels = pod["metadata"]["labels"]
         self.note(f"{pod['metadata']['name']}: {why}")
+        self.blame_pod(pod, why)
+
+    def blame_pod(self, pod: Manifest, why: str) -> None:
+        """Something has happened to a pod, of which nobody has to read."""
+        labels = pod["metadata"]["labels"]
         if REPLICA_LABEL in labels:
             self.blame(labels[JOB_UID_LABEL], (int(labels[REPLICA_LABEL]), int(labels[ATTEMPT_LABEL])), why)
 
@@ -242,6 +246,7 @@ class World:
         """Nothing is in the way any more."""
         self.note("everything is healed")
         self.mute = self.api_down = False
+        self.training.hanging_starts = 0
         self.nodes.heal()
         for operator in self.alive():
             operator.dies_in, operator.slow, operator.late = None, 0.0, 0.0

@@ -10,7 +10,16 @@ import pytest
 from tests.unit.operator.world import manifest
 
 from fthsdp.errors import ConfigError
-from fthsdp_operator.api import Failure, JobStatus, ReplicaStatus, RuleAction, parse_job
+from fthsdp_operator.api import (
+    AvoidedNode,
+    Failure,
+    JobStatus,
+    NodeFaults,
+    ReplicaStatus,
+    RuleAction,
+    Waiting,
+    parse_job,
+)
 
 Change = Callable[[dict[str, Any]], object]
 
@@ -64,6 +73,29 @@ BAD: list[tuple[Change, str]] = [
     (
         spec(failurePolicy={"backoff": {"stableSeconds": 0}}),
         "failurePolicy.backoff.stableSeconds is 0: it has to be at",
+    ),
+    (spec(nodePolicy={"onCordon": "Move"}), "onCordon is 'Move': it has to be 'Ignore' or 'Migrate'"),
+    (spec(nodePolicy={"unreachableSeconds": 0}), "spec.nodePolicy.unreachableSeconds is 0: it has to be at least 1"),
+    (spec(nodePolicy={"avoid": {"mode": "Required"}}), "avoid.mode is 'Required': it has to be 'None' or 'Preferred'"),
+    (spec(nodePolicy={"avoid": {"maxNodes": 65}}), "spec.nodePolicy.avoid.maxNodes is 65: it has to be at most 64"),
+    (
+        spec(nodePolicy={"unhealthyConditions": [{"type": "Ready", "status": "False"}]}),
+        "spec.nodePolicy.unhealthyConditions names Ready, which unreachableSeconds speaks of: remove it, or name",
+    ),
+    (
+        spec(nodePolicy={"unhealthyConditions": [{"type": "A", "status": True}]}),
+        "spec.nodePolicy.unhealthyConditions[0].status is True: it has to be 'True', 'False' or 'Unknown'",
+    ),
+    (
+        spec(nodePolicy={"unhealthyTaints": ["a", "node.kubernetes.io/unreachable"]}),
+        "remove it, since unreachableSeconds and onCordon speak of those (it is node.kubernetes.io/unreachable)",
+    ),
+    (spec(nodePolicy={"unhealthyTaints": ["a", "a"]}), "spec.nodePolicy.unhealthyTaints has a twice: remove one"),
+    (spec(deadlines={"startSeconds": 5}), "spec.deadlines.startSeconds is 5: it has to be at least 10"),
+    (spec(deadlines={"endSeconds": 5}), "spec.deadlines.endSeconds is not a field of FTHSDPJob: "),
+    (
+        spec(deadlines={"terminationSeconds": 60}),
+        "spec.deadlines.terminationSeconds says when pods are removed by force, which nodePolicy.forceDelete does not",
     ),
     (spec(failurePolicy={"job": {}}), "spec.failurePolicy.job.limit is missing: Restarts that all replicas together"),
     (spec(failurePolicy={"onExhausted": "Fail"}), "onExhausted is 'Fail': it has to be 'AbandonReplica' or 'FailJob'"),
@@ -230,6 +262,20 @@ def test_what_is_left_out_has_a_default() -> None:
         1,
     )
     assert policy.backoff.stable_seconds == 600
+    nodes, limits = parsed.node_policy, parsed.deadlines
+    assert (nodes.unreachable_seconds, nodes.force_delete, nodes.on_cordon) == (60, False, "Ignore")
+    assert (nodes.avoid.mode, nodes.avoid.threshold, nodes.avoid.ttl_seconds, nodes.avoid.max_nodes) == (
+        "Preferred",
+        2,
+        3600,
+        16,
+    )
+    assert (limits.schedule_seconds, limits.start_seconds, limits.active_seconds, limits.termination_seconds) == (
+        None,
+        1800,
+        None,
+        None,
+    )
 
 
 def test_rules_are_welcome_as_a_pod_failure_policy_has_them() -> None:
@@ -258,7 +304,17 @@ def test_a_status_survives_being_written_and_read() -> None:
     entry = ReplicaStatus(index=1, recent_restarts=(1_800_000_000.123, 1_800_000_007.0))
     why = Failure(pod="p", reason="Hung", time=1_800_000_000.0, action=RuleAction.FAIL_JOB, rule="hangs")
     entry = entry.model_copy(update={"last_failure": why, "ready_since": 1_800_000_001.0, "restarts_in_a_row": 2})
-    status = JobStatus(replica_statuses=(entry,), start_time=1_800_000_000.5, loss=0.1)
+    avoided = AvoidedNode(name="node-1", since=1_800_000_000.0, until=1_800_003_600.0, why="NodeLost")
+    faults = NodeFaults(name="node-2", times=(1_800_000_000.25,))
+    waits = Waiting(reason="Unschedulable", pod="p", since=1_800_000_000.5)
+    entry = entry.model_copy(update={"waiting": waits})
+    status = JobStatus(
+        replica_statuses=(entry,),
+        avoided_nodes=(avoided,),
+        node_faults=(faults,),
+        start_time=1_800_000_000.5,
+        loss=0.1,
+    )
     assert JobStatus.model_validate(status.dump()).dump() == status.dump()
     assert status.dump()["startTime"] == "2027-01-15T08:00:00.500Z"
 

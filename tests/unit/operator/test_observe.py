@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fthsdp_operator.observe import Exit, NodeView, node_view, view
+from fthsdp_operator.observe import Exit, Hold, NodeView, node_view, view
 
 
 def pod(status: dict[str, Any] | None = None, labels: dict[str, str] | None = None) -> dict[str, Any]:
@@ -103,3 +103,51 @@ def test_a_heartbeat_of_a_node_changes_nothing() -> None:
     for condition in after["status"]["conditions"]:
         condition["lastHeartbeatTime"] = "2027-01-15T09:00:00Z"
     assert node_view(before) == node_view(after)
+
+
+def waits(field: str, **reasons: str) -> dict[str, Any]:
+    """A status in which containers wait, by name; those without a reason run."""
+    states = {name: {"waiting": {"reason": why, "message": "so"}} if why else {} for name, why in reasons.items()}
+    return {field: [{"name": name, "image": "x", "state": state} for name, state in states.items()]}
+
+
+def unplaced(reason: str = "Unschedulable") -> dict[str, Any]:
+    return {"conditions": [{"type": "PodScheduled", "status": "False", "reason": reason, "message": "no room"}]}
+
+
+@pytest.mark.parametrize(
+    ("status", "hold"),
+    [
+        ({}, None),
+        ({"conditions": [{"type": "PodScheduled", "status": "True"}]}, None),
+        (unplaced(), Hold("Unschedulable", "no room")),
+        (unplaced("SchedulerError"), Hold("Unschedulable", "no room")),
+        (
+            unplaced("SchedulingGated") | waits("containerStatuses", a="ErrImagePull"),
+            Hold("SchedulingGated", "no room"),
+        ),
+        (waits("containerStatuses", a="ContainerCreating"), None),
+        (waits("containerStatuses", a="PodInitializing", b=""), None),
+        (
+            waits("containerStatuses", a="ContainerCreating", b="ErrImagePull"),
+            Hold("ErrImagePull", "container b: ErrImagePull: so"),
+        ),
+        (
+            waits("initContainerStatuses", i="CrashLoopBackOff") | waits("containerStatuses", a="PodInitializing"),
+            Hold("CrashLoopBackOff", "container i: CrashLoopBackOff: so"),
+        ),
+    ],
+)
+def test_what_keeps_a_pod_from_starting(status: dict[str, Any], hold: Hold | None) -> None:
+    seen = view(pod(status))
+    assert seen is not None
+    assert seen.hold == hold
+
+
+def test_when_a_pod_was_created() -> None:
+    made = pod()
+    made["metadata"]["creationTimestamp"] = "2027-01-15T08:00:00Z"
+    seen, unknown = view(made), view(pod())
+    assert seen is not None
+    assert unknown is not None
+    assert (seen.created, unknown.created) == (1_800_000_000.0, None)

@@ -151,7 +151,28 @@ def its_time_is_up(world: World) -> None:
     world.now += 100
 
 
+def _puts_on_a_node(world: World, node: NodeView) -> None:
+    """Both pods of replica 2 are there."""
+    for index in range(2):
+        world.pod(f"r2-a0-{index}")["spec"]["nodeName"] = node.name
+    world.node_views[node.name] = node
+
+
+def their_node_falls_ill(world: World) -> None:
+    _puts_on_a_node(world, NodeView(name="node-7", ready="True", conditions=frozenset({("GPUMissing", "True")})))
+
+
+def their_node_is_lost(world: World) -> None:
+    world.user_changes(nodePolicy={"forceDelete": True})
+    _puts_on_a_node(world, NodeView(name="node-7", ready="Unknown", not_ready_since=world.now - 60))
+    assert world.coordinator is not None
+    heard = tuple(it for it in world.coordinator.replicas if it.replica != 2)
+    world.coordinator = world.coordinator.model_copy(update={"replicas": heard})
+
+
 LONGER = {
+    "leave_an_ill_node": [their_node_falls_ill],
+    "leave_a_lost_node_by_force": [their_node_is_lost, its_time_is_up],
     "suspend_and_resume": [suspend, everything_has_stopped, resume],
     "change_all_and_start_again": [keep_checkpoints_and_change_all_at_once, trainers_have_stopped, begin],
     "finish_and_go": [finish, its_time_is_up],

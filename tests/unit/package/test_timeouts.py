@@ -15,7 +15,8 @@ from fthsdp.coordinator.events import MembershipSettings
 from fthsdp.errors import ConfigError
 from fthsdp.ftar import FtarSettings
 from fthsdp.timeouts import RULES, TIMEOUTS, Rule, check
-from fthsdp_operator import lease, plan, policy, replicas
+from fthsdp_operator import deadlines, lease, nodes, plan, policy, replicas
+from fthsdp_operator.api import Deadlines, NodePolicy
 from fthsdp_operator.local import kubelet
 
 PAGE = Path(__file__).parents[3] / "docs" / "timeouts.md"
@@ -39,6 +40,11 @@ def in_the_code() -> dict[str, float]:
         "straggler_grace": replicas.STRAGGLER_GRACE,
         "coordinator_linger": plan.COORDINATOR_LINGER,
         "early_exit_grace": policy.EARLY_EXIT_GRACE,
+        "unreachable_seconds": NodePolicy().unreachable_seconds,
+        "start_seconds": Deadlines().start_seconds,
+        "stalled": deadlines.STALLED,
+        "move_patience": nodes.MOVE_PATIENCE,
+        "force_overdue": nodes.OVERDUE,
         "lease_duration": lease.LEASE_DURATION,
         "renew_deadline": lease.RENEW_DEADLINE,
         "renew_period": lease.RETRY_PERIOD,
