@@ -391,10 +391,10 @@ def surplus(job: Job, observed: Observed, groups: Iterable[Group], now: float) -
     """
     needed = job.spec.min_replicas - sum(group.entry.state in (*READY, ReplicaState.FINISHED) for group in groups)
     for entry in (entry for entry in job.status.replica_statuses if entry.index >= job.spec.groups):
-        trains = entry.state in READY and policy.failure_of(job, observed, entry, now, complete=True) is None
-        if trains and needed > 0:
+        trains = entry.state in _UP and _progress(job, observed, entry) in READY
+        if trains and needed > 0 and policy.failure_of(job, observed, entry, now, complete=True) is None:
             needed -= 1
-            yield Group(entry=entry)
+            yield _growing(job, observed, entry, (), now, over=False)
         else:
             yield _removed(observed, entry)
 

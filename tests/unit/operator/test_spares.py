@@ -203,3 +203,27 @@ def test_a_replica_that_becomes_a_spare_by_the_number_keeps_its_pods() -> None:
         assert counts(world) == ("2/2", "1/1", 2, 2)
 
     asyncio.run(story())
+
+
+def test_a_replica_that_has_just_begun_to_train_is_not_scaled_away_while_nobody_else_does() -> None:
+    async def story() -> None:
+        world = World(manifest(replicas=2, minReplicas=1))
+        await world.settle()
+        world.kubelets_start_everything()
+        await world.settle()
+        world.everybody_trains()
+        assert world.coordinator is not None
+        everybody = world.coordinator
+        alone = tuple(it for it in everybody.replicas if it.replica == 1)
+        world.coordinator = everybody.model_copy(update={"replicas": alone})
+        world.user_changes(replicas=1)  # and no look has seen yet that replica 1 trains
+        await world.settle()
+        assert {"r1-a0-0", "r1-a0-1"} <= world.pods.keys()
+        entry = world.job.status.replica(1)
+        assert entry is not None
+        assert entry.state is ReplicaState.ACTIVE
+        world.coordinator = everybody
+        await world.settle()
+        assert not {"r1-a0-0", "r1-a0-1"} & world.pods.keys()
+
+    asyncio.run(story())
