@@ -363,7 +363,7 @@ def _restart_event(entry: ReplicaStatus, failure: Failure, now: float) -> Event:
     cost = ", at no cost" if failure.action is RuleAction.RESTART_REPLICA_FREE else ""
     line = f"{policy.failure_line(entry.index, failure)}{detail}; attempt {entry.attempt} starts {when}{cost}"
     failed = failure.reason not in nodes.PLANNED
-    reason = "ReplicaFailed" if failed else "ReplicaMoved"
+    reason: EventReason = "ReplicaFailed" if failed else "ReplicaMoved"
     return Event(warning=failed, reason=reason, message=line, replica=entry.index, attempt=entry.attempt - 1)
 
 

@@ -11,6 +11,7 @@ ConditionType: TypeAlias = (
     Annotated[Literal["Accepted"], "The operator can do what the spec says."]
     | Annotated[Literal["Available"], "At least `minReplicas` replicas train."]
     | Annotated[Literal["Progressing"], "A changed template is on its way to the replicas."]
+    | Annotated[Literal["Stalled"], "A replica waits for something that does not come by itself."]
     | Annotated[Literal["Degraded"], "The job has begun, and fewer replicas train than are wanted."]
     | Annotated[Literal["Suspended"], "`spec.suspend` is true, and all pods are deleted."]
     | Annotated[Literal["Complete"], "The run is finished. This never changes again."]
@@ -26,6 +27,10 @@ _AcceptedReason: TypeAlias = (
 _AvailableReason: TypeAlias = (
     Annotated[Literal["EnoughReplicas"], "At least `minReplicas` train."]
     | Annotated[Literal["TooFewReplicas"], "Fewer than `minReplicas` train, or the job is paused, suspended or failed."]
+)
+_StalledReason: TypeAlias = (
+    Annotated[Literal["ReplicasWait"], "For a node, an image, a volume or a container; the message says which and why."]
+    | Annotated[Literal["NobodyWaits"], "Nothing keeps a replica from starting, or not for long enough to tell."]
 )
 _DegradedReason: TypeAlias = (
     Annotated[Literal["ReplicasMissing"], "Some of the wanted replicas do not train; the message names them."]
@@ -58,19 +63,28 @@ FailReason: TypeAlias = (
     | Annotated[Literal["CodeFault"], "Many replicas failed in the same way at once: it is the code that they share."]
     | Annotated[Literal["RestartBudgetExhausted"], "A replica failed after all restarts of `failurePolicy.perReplica`."]
     | Annotated[Literal["ReplicasUnfinished"], "The run is over, and some failed (`success.policy` All)."]
+    | Annotated[Literal["DeadlineExceeded"], "The job took longer than `deadlines.activeSeconds`."]
     | Annotated[Literal["JobBudgetExhausted"], "A replica failed after all restarts of `failurePolicy.job`."]
 )
 """Why a job fails."""
 EndReason: TypeAlias = _CompleteReason | FailReason
 """Why a job is over."""
 ConditionReason: TypeAlias = (
-    _AcceptedReason | _AvailableReason | _ProgressingReason | _DegradedReason | _SuspendedReason | _NotEnded | EndReason
+    _AcceptedReason
+    | _AvailableReason
+    | _ProgressingReason
+    | _StalledReason
+    | _DegradedReason
+    | _SuspendedReason
+    | _NotEnded
+    | EndReason
 )
 
 REASONS: Mapping[ConditionType, Any] = {
     "Accepted": _AcceptedReason,
     "Available": _AvailableReason,
     "Progressing": _ProgressingReason,
+    "Stalled": _StalledReason,
     "Degraded": _DegradedReason,
     "Suspended": _SuspendedReason,
     "Complete": _CompleteReason | _NotEnded,
@@ -86,6 +100,8 @@ EventReason: TypeAlias = (
     | Annotated[Literal["SpareReady"], "A spare has the state, and can take over."]
     | Annotated[Literal["ReplicaFailed"], "A replica failed, why, and when its next attempt starts."]
     | Annotated[Literal["ReplicaAbandoned"], "A replica failed and is not restarted; the others train on."]
+    | Annotated[Literal["ReplicaMoved"], "A replica leaves its node at a step boundary; why, and its next attempt."]
+    | Annotated[Literal["NodeAvoided"], "New attempts avoid a node on which replicas failed."]
     | Annotated[Literal["ReplicaReplaced"], "A replica gets the changed template."]
     | Annotated[Literal["RolledOut"], "All replicas run the changed template."]
     | _RollReason
