@@ -160,11 +160,12 @@ def _suspended(job: Job, observed: Observed, now: float) -> Plan:
     # Replicas leave at a boundary and write a checkpoint there, and it is the coordinator that lets them go.
     pods = observed.trainers if stopped_by > now else observed.pods
     stops = min(stopped_by, now + POLL) if stopped_by > now else math.inf
+    speaks = math.inf if observed.coordinator is None else now + POLL  # it may have done a step since
     return Plan(
         status=status,
         actions=(*delete(pods, "spec.suspend is true"), *nodes.forced(job, observed, now)),
         events=milestones(job, status),
-        wake_at=min(stops, _waits_to_force(job, observed, now)),
+        wake_at=min(stops, speaks, _waits_to_force(job, observed, now)),
     )
 
 

@@ -53,7 +53,7 @@ class AvoidMode(StrEnum):
     """How bad nodes are avoided."""
 
     NONE = "None"
-    """Bad nodes are used like all others."""
+    """No node is avoided."""
     PREFERRED = "Preferred"
     """The scheduler is asked for another node, and takes this one where there is none."""
 

@@ -11,8 +11,8 @@ ConditionType: TypeAlias = (
     Annotated[Literal["Accepted"], "The operator can do what the spec says."]
     | Annotated[Literal["Available"], "At least `minReplicas` replicas train."]
     | Annotated[Literal["Progressing"], "A changed template is on its way to the replicas."]
-    | Annotated[Literal["Stalled"], "A replica waits for something that does not come by itself."]
     | Annotated[Literal["Degraded"], "The job has begun, and fewer replicas train than are wanted."]
+    | Annotated[Literal["Stalled"], "A replica waits for something that does not come by itself."]
     | Annotated[Literal["Suspended"], "`spec.suspend` is true, and all pods are deleted."]
     | Annotated[Literal["Complete"], "The run is finished. This never changes again."]
     | Annotated[Literal["Failed"], "The job is not restarted any more. This never changes again."]
@@ -28,13 +28,13 @@ _AvailableReason: TypeAlias = (
     Annotated[Literal["EnoughReplicas"], "At least `minReplicas` train."]
     | Annotated[Literal["TooFewReplicas"], "Fewer than `minReplicas` train, or the job is paused, suspended or failed."]
 )
-_StalledReason: TypeAlias = (
-    Annotated[Literal["ReplicasWait"], "For a node, an image, a volume or a container; the message says which and why."]
-    | Annotated[Literal["NobodyWaits"], "Nothing keeps a replica from starting, or not for long enough to tell."]
-)
 _DegradedReason: TypeAlias = (
     Annotated[Literal["ReplicasMissing"], "Some of the wanted replicas do not train; the message names them."]
     | Annotated[Literal["NoneMissing"], "All wanted replicas train, or the job has not begun or is over."]
+)
+_StalledReason: TypeAlias = (
+    Annotated[Literal["ReplicasWait"], "They have for five minutes; the message says who, and for what."]
+    | Annotated[Literal["NobodyWaits"], "No replica waits for so long."]
 )
 _SuspendedReason: TypeAlias = (
     Annotated[Literal["SuspendIsTrue"], "`spec.suspend` says so."]
@@ -63,7 +63,7 @@ FailReason: TypeAlias = (
     | Annotated[Literal["CodeFault"], "Many replicas failed in the same way at once: it is the code that they share."]
     | Annotated[Literal["RestartBudgetExhausted"], "A replica failed after all restarts of `failurePolicy.perReplica`."]
     | Annotated[Literal["ReplicasUnfinished"], "The run is over, and some failed (`success.policy` All)."]
-    | Annotated[Literal["DeadlineExceeded"], "The job took longer than `deadlines.activeSeconds`."]
+    | Annotated[Literal["DeadlineExceeded"], "The job has not ended within `deadlines.activeSeconds`."]
     | Annotated[Literal["JobBudgetExhausted"], "A replica failed after all restarts of `failurePolicy.job`."]
 )
 """Why a job fails."""
@@ -73,8 +73,8 @@ ConditionReason: TypeAlias = (
     _AcceptedReason
     | _AvailableReason
     | _ProgressingReason
-    | _StalledReason
     | _DegradedReason
+    | _StalledReason
     | _SuspendedReason
     | _NotEnded
     | EndReason
@@ -84,8 +84,8 @@ REASONS: Mapping[ConditionType, Any] = {
     "Accepted": _AcceptedReason,
     "Available": _AvailableReason,
     "Progressing": _ProgressingReason,
-    "Stalled": _StalledReason,
     "Degraded": _DegradedReason,
+    "Stalled": _StalledReason,
     "Suspended": _SuspendedReason,
     "Complete": _CompleteReason | _NotEnded,
     "Failed": FailReason | _NotEnded,
@@ -99,9 +99,9 @@ EventReason: TypeAlias = (
     | Annotated[Literal["ReplicaActive"], "A replica trains."]
     | Annotated[Literal["SpareReady"], "A spare has the state, and can take over."]
     | Annotated[Literal["ReplicaFailed"], "A replica failed, why, and when its next attempt starts."]
+    | Annotated[Literal["ReplicaMoved"], "A replica leaves an ill or cordoned node at a step boundary."]
+    | Annotated[Literal["NodeAvoided"], "New pods keep away from a node, and why."]
     | Annotated[Literal["ReplicaAbandoned"], "A replica failed and is not restarted; the others train on."]
-    | Annotated[Literal["ReplicaMoved"], "A replica leaves its node at a step boundary; why, and its next attempt."]
-    | Annotated[Literal["NodeAvoided"], "New attempts avoid a node on which replicas failed."]
     | Annotated[Literal["ReplicaReplaced"], "A replica gets the changed template."]
     | Annotated[Literal["RolledOut"], "All replicas run the changed template."]
     | _RollReason

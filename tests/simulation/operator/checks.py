@@ -52,7 +52,6 @@ _REASONS = {kind: meanings(words).keys() for kind, words in REASONS.items()}
 _TERMINAL = (JobState.COMPLETE, JobState.FAILED)
 _ENDED = (ReplicaState.FINISHED, ReplicaState.FAILED)
 _TRAIN = (ReplicaState.ACTIVE, ReplicaState.SPARE, ReplicaState.FINISHED)
-_INCOMPLETE = (ReplicaState.PENDING, ReplicaState.BACKOFF)
 _AWAY = (ReplicaState.SUSPENDED, ReplicaState.REMOVED, ReplicaState.ABANDONED)
 
 
@@ -67,6 +66,8 @@ class Checks:
         """``share_of_stills``: the share of plans after which time stands still, to see where they lead."""
         self._world = world
         self._share = share_of_stills
+        self._seen_whole: set[tuple[str, int, int]] = set()
+        """Attempts all of whose pods were seen, by the job's UID."""
         self._created: set[tuple[str, str]] = set()
         self.violation: Violation | None = None
         self.plans = 0
@@ -205,6 +206,8 @@ class Checks:
             known = old.replica(entry.index)
             if known is not None:
                 self._next_attempt(operator, parse_job(after), known, entry)
+            if entry.state not in (ReplicaState.PENDING, ReplicaState.BACKOFF, *_AWAY):
+                self._seen_whole.add((uid_of(after), entry.index, entry.attempt))
         self._bounds_what_is_avoided(operator, parse_job(after), new)
         if new.state in _TERMINAL and old.state not in _TERMINAL:
             self._ends_for_a_reason(new)
@@ -323,9 +326,8 @@ class Checks:
         if attempt == entry.attempt and (entry.next_restart_time or 0.0) > self._world.now + operator.skew + SAME:
             self.fail(f"{operator.name} creates {name} before its wait is over")
         self._asked_to_go(operator, job, replica, attempt, name)
-        key, known = (job.metadata.uid, name), job.status.replica(replica)
-        whole = known is not None and known.attempt == attempt and known.state not in _INCOMPLETE
-        if key in self._created and whole:
+        key = (job.metadata.uid, name)
+        if key in self._created and (key[0], replica, attempt) in operator.knows_whole:
             self.fail(f"{operator.name} gives attempt {attempt} of replica {replica} the pod {name} a second time")
         self._created.add(key)
 
