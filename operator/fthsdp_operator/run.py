@@ -43,8 +43,12 @@ STOP_SLACK = 2.0
 
 
 def stopped_by(observed: Observed, replicas: Container[int], now: float) -> float:
-    """Return the Unix time at which the last training pod of these replicas counts as stopped; 0 when none runs."""
-    return max((_stops_at(pod, now) for pod in observed.trainers if pod.replica in replicas), default=0.0)
+    """Return the Unix time at which the last training pod of these replicas counts as stopped; 0 when none runs.
+
+    So do pods of other replicas that were asked to stop: of those that left together, any may write the checkpoint.
+    """
+    pods = (pod for pod in observed.trainers if pod.replica in replicas or pod.deleted is not None)
+    return max((_stops_at(pod, now) for pod in pods), default=0.0)
 
 
 def _stops_at(pod: PodView, now: float) -> float:

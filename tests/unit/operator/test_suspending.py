@@ -103,6 +103,22 @@ def test_who_is_resumed_waits_for_those_who_write_the_checkpoint() -> None:
     asyncio.run(story())
 
 
+def test_one_that_is_scaled_away_meanwhile_may_be_the_one_that_writes_it() -> None:
+    async def story() -> None:
+        world = await suspended(**CHECKPOINT)
+        world.user_changes(suspend=False, replicas=2)
+        await world.settle()
+        for name in [f"r{replica}-a0-{index}" for replica in range(2) for index in range(2)]:
+            world.vanish(name)
+        await world.settle()
+        assert world.pods == {}
+        stopped(world)
+        await world.settle()
+        assert sorted(world.pods) == ["r0-a1-0", "r0-a1-1", "r1-a1-0", "r1-a1-1"]
+
+    asyncio.run(story())
+
+
 def test_replicas_that_are_added_as_the_job_is_resumed_hold_nobody_up() -> None:
     async def story() -> None:
         world = await suspended(**CHECKPOINT)
