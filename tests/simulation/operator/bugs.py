@@ -258,11 +258,6 @@ def rolls_below_the_minimum(patch: Patch) -> None:
     patch.setattr(roll, "_next_ones", next_ones)
 
 
-def rolls_on_whatever_fails(patch: Patch) -> None:
-    """Replicas that fail with the new template and are abandoned make room for the next ones."""
-    patch.setattr(roll, "_broken", lambda *_: [])
-
-
 def replaces_who_has_the_template_already(patch: Patch) -> None:
     """A roll begins with all replicas, and is not over for those that have had their turn."""
     patch.setattr(roll, "_is_outdated", lambda job, entry: entry.state not in roll._AT_REST)
@@ -334,7 +329,6 @@ BUGS: Sequence[Bug] = (
     hears_nothing_of_what_went_in_a_gap,
     rolls_all_at_once,
     rolls_below_the_minimum,
-    rolls_on_whatever_fails,
     replaces_who_has_the_template_already,
     does_not_wait_for_those_who_leave,
     believes_nodes_more_than_the_coordinator,
