@@ -28,6 +28,7 @@ class Delete:
     kind: str
     name: str
     uid: str
+    """Empty for one whose name only it can have."""
     grace_seconds: int | None = None
     """None: the object's own."""
     why: str = ""

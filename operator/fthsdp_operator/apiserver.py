@@ -19,8 +19,9 @@ from fthsdp.errors import ConfigError, WireError
 from fthsdp.tls import Credentials, Tls
 from fthsdp_operator.actions import Event
 from fthsdp_operator.api import API_VERSION, JOB_LABEL, KIND, PLURAL, Job, coordinator_name, format_time
-from fthsdp_operator.cluster import AlreadyExists, ClusterError, Conflict, Manifest, Unanswered
+from fthsdp_operator.cluster import AlreadyExists, ClusterError, Conflict, Manifest, NamespaceEnding, Unanswered
 from fthsdp_operator.collection import Collection
+from fthsdp_operator.gang import GROUP_API, group_kind
 from fthsdp_operator.observe import NodeView, PodView, view
 from fthsdp_operator.render import COORDINATOR_PORT, secret_name
 from fthsdp_operator.requests import Access, NotFound, Requests
@@ -46,6 +47,7 @@ _COLLECTIONS = {
     "Lease": "apis/coordination.k8s.io/v1/namespaces/{}/leases",
     "Role": "apis/rbac.authorization.k8s.io/v1/namespaces/{}/roles",
     "RoleBinding": "apis/rbac.authorization.k8s.io/v1/namespaces/{}/rolebindings",
+    **{group_kind(provider): f"apis/{api}/namespaces/{{}}/podgroups" for provider, api in GROUP_API.items()},
 }
 
 
@@ -156,7 +158,7 @@ class KubernetesCluster:
 
     async def create(self, manifest: Mapping[str, Any]) -> Manifest:
         """Create an object; raises AlreadyExists."""
-        path = _path(manifest["kind"], manifest["metadata"]["namespace"])
+        path = _path(_kind(manifest), manifest["metadata"]["namespace"])
         made = await self._requests.make("POST", path, body=manifest)
         if manifest["kind"] == "Pod":
             self._sight.put(made)
@@ -171,7 +173,9 @@ class KubernetesCluster:
 
     async def delete(self, kind: str, namespace: str, name: str, *, uid: str, grace_seconds: int | None) -> None:
         """Delete the object with this uid; one that is gone, or has another uid by now, is left alone."""
-        options: Manifest = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
+        options: Manifest = {"propagationPolicy": "Background"}
+        if uid:
+            options["preconditions"] = {"uid": uid}
         if grace_seconds is not None:
             options["gracePeriodSeconds"] = grace_seconds
         try:
@@ -282,6 +286,8 @@ class KubernetesCluster:
             await self.create(_event(job, event, name, now))
         except AlreadyExists:
             await self._count_up(job.namespace, name, now)
+        except NamespaceEnding:
+            log.debug("%s/%s: no event is taken any more: the namespace is being deleted", job.namespace, job.name)
         except ClusterError as error:
             log.warning("%s/%s: event not recorded: %s", job.namespace, job.name, error)
 
@@ -293,6 +299,12 @@ class KubernetesCluster:
             await self._requests.make("PATCH", path, body=patch, content_type="application/merge-patch+json")
         except ClusterError as error:
             log.warning("%s/%s: event not counted: %s", namespace, name, error)
+
+
+def _kind(manifest: Mapping[str, Any]) -> str:
+    """Return what we call its kind: several groups have a PodGroup."""
+    kind: str = manifest["kind"]
+    return kind if kind in _COLLECTIONS else f"{kind}.{manifest['apiVersion'].partition('/')[0]}"
 
 
 def _path(kind: str, namespace: str, name: str | None = None) -> str:

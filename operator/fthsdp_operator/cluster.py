@@ -14,7 +14,18 @@ from fthsdp_operator.actions import Event
 from fthsdp_operator.api import Job
 from fthsdp_operator.observe import NodeView, PodView
 
-__all__ = ["AlreadyExists", "Busy", "Cluster", "ClusterError", "Conflict", "Forbidden", "Manifest", "Unanswered"]
+__all__ = [
+    "AlreadyExists",
+    "Busy",
+    "Cluster",
+    "ClusterError",
+    "Conflict",
+    "Forbidden",
+    "Manifest",
+    "NamespaceEnding",
+    "Refused",
+    "Unanswered",
+]
 
 Manifest = dict[str, Any]
 
@@ -36,8 +47,16 @@ class Busy(ClusterError):
     """It answered that it cannot do it now."""
 
 
-class Forbidden(ClusterError):
+class Refused(ClusterError):
+    """It will not do it, now or later, unless somebody changes something: a quota, a limit, a right, our manifest."""
+
+
+class Forbidden(Refused):
     """We have no right to it."""
+
+
+class NamespaceEnding(Refused):
+    """The namespace is being deleted, and takes nothing new."""
 
 
 class Conflict(ClusterError):
@@ -82,7 +101,10 @@ class Cluster(Protocol):
         ...
 
     async def delete(self, kind: str, namespace: str, name: str, *, uid: str, grace_seconds: int | None) -> None:
-        """Delete the object with this uid; one that is gone, or has another uid by now, is left alone."""
+        """Delete the object with this uid; one that is gone, or has another uid by now, is left alone.
+
+        Without a uid whichever has that name is meant.
+        """
         ...
 
     async def patch_status(

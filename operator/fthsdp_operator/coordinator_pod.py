@@ -23,7 +23,7 @@ def keep_coordinator(job: Job, observed: Observed, now: float, *, over: bool) ->
 
 
 def _keep(job: Job, observed: Observed, pod: PodView, now: float, *, over: bool) -> Step:
-    if pod.over and not over:
+    if pod.ended and not over:
         return Step(actions=(by_force(pod, "it has ended, and the run has not"),), wake_at=now)
     if pod.gone_by is not None:
         overdue = pod.gone_by + OVERDUE

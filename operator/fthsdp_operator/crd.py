@@ -121,6 +121,8 @@ _KEPT = (
     "maxLength",
     "minItems",
     "maxItems",
+    "maxProperties",
+    "pattern",
     "required",
 )
 
@@ -135,6 +137,8 @@ def _flat(schema: Schema, definitions: Mapping[str, Schema], *, defaults: bool) 
         flat["properties"] = {
             name: _flat(field, definitions, defaults=defaults) for name, field in whole["properties"].items()
         }
+    if isinstance(whole.get("additionalProperties"), Mapping):  # else it says only whether there may be other names
+        flat["additionalProperties"] = _flat(whole["additionalProperties"], definitions, defaults=defaults)
     if "items" in whole:
         flat["items"] = _flat(whole["items"], definitions, defaults=defaults)
     if defaults and whole.get("default") is not None:

@@ -23,7 +23,7 @@ from fthsdp.errors import ConfigError
 from fthsdp_operator import render
 from fthsdp_operator.actions import Action, Create, Delete, Event, Plan
 from fthsdp_operator.api import JOB_LABEL, MANAGER, Job, ReplicaState, coordinator_name, parse_job, pod_name
-from fthsdp_operator.cluster import AlreadyExists, Cluster, ClusterError, Conflict, Manifest
+from fthsdp_operator.cluster import AlreadyExists, Cluster, ClusterError, Conflict, Manifest, NamespaceEnding, Refused
 from fthsdp_operator.observe import JobKey, Name, Observed, PodView, observe, owned
 from fthsdp_operator.plan import plan, refuse
 
@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 
 IN_FLIGHT = 50
 """Calls of one kind at a time: beyond that, an API server only queues them."""
+NAMESPACE_ENDING = 60.0
+"""Seconds between two looks at a job whose namespace is being deleted. Its own deletion is an event."""
 SUPPORT_KNOWN = 300.0
 """Seconds for which what pods lean on is taken to be there once all of it was: six questions for every look are many.
 When a call for the job fails, it is looked at anew."""
@@ -82,12 +84,13 @@ async def reconcile(
     last_words: Iterable[PodView] = (),
     witness: Witness | None = None,
     memory: Memory | None = None,
+    trouble: str = "",
 ) -> float:
     """Bring a job one step closer to what it should be.
 
     ``last_words`` are pods that are gone, as they were seen last; they may grow more until the pods are looked at.
-    Returns the seconds after which to look again even if nothing happens (infinity: only when something does). Raises
-    ClusterError when a call failed: try again, later.
+    ``trouble`` is what was refused when it was tried last. Returns the seconds after which to look again even if
+    nothing happens (infinity: only when something does). Raises ClusterError when a call failed: try again, later.
     """
     memory = memory or Memory()
     job, manifest = await _read(cluster, namespace, name, now)
@@ -96,7 +99,7 @@ async def reconcile(
         if witness is not None:
             witness.forget(namespace, name)
         return math.inf
-    observed = await _look(cluster, job, last_words, memory, now)
+    observed = await _look(cluster, job, last_words, memory, now, trouble)
     todo = plan(job, observed, now)
     try:
         await _write_status(cluster, manifest, todo)
@@ -106,6 +109,9 @@ async def reconcile(
         witness.looked(job, observed, todo, now)
     try:
         await _act(cluster, job, todo, now)
+    except NamespaceEnding:
+        log.info("%s/%s: its namespace is being deleted, and takes nothing new", namespace, name)
+        return NAMESPACE_ENDING
     except ClusterError:
         memory.forget(namespace, name)
         raise
@@ -124,7 +130,9 @@ async def _read(cluster: Cluster, namespace: str, name: str, now: float) -> tupl
         return None, manifest
 
 
-async def _look(cluster: Cluster, job: Job, last_words: Iterable[PodView], memory: Memory, now: float) -> Observed:
+async def _look(
+    cluster: Cluster, job: Job, last_words: Iterable[PodView], memory: Memory, now: float, trouble: str
+) -> Observed:
     status, support = await asyncio.gather(cluster.coordinator_status(job), _support(cluster, job, memory, now))
     pods, last_words = cluster.known_pods(job.namespace, job.name), tuple(last_words)  # as of the same moment
     if _in_doubt(job, pods, last_words):
@@ -136,6 +144,7 @@ async def _look(cluster: Cluster, job: Job, last_words: Iterable[PodView], memor
         support=support,
         nodes=cluster.nodes({pod.node for pod in pods if pod.node is not None}),
         coordinator=status,
+        trouble=trouble,
         fresh_key=secrets.token_hex(32),
         coordinator_image=cluster.coordinator_image,
     )
@@ -183,6 +192,8 @@ async def _act(cluster: Cluster, job: Job, todo: Plan, now: float) -> None:
     try:
         for _, stage in groupby(_possible(cluster, job, todo), key=_stage):
             await _together(cluster, job, list(stage))
+    except NamespaceEnding:
+        raise
     except ClusterError as error:
         await cluster.record_event(job, Event(warning=True, reason="CallFailed", message=str(error)), now)
         raise
@@ -213,11 +224,18 @@ def _stage(action: Action) -> tuple[type[Action], str]:
 
 
 async def _together(cluster: Cluster, job: Job, actions: list[Action]) -> None:
-    turn = asyncio.Semaphore(IN_FLIGHT)
+    turn, refused = asyncio.Semaphore(IN_FLIGHT), False
 
     async def one(action: Action) -> None:
+        nonlocal refused
         async with turn:
-            await _call(cluster, job, action)
+            if refused and isinstance(action, Create):
+                return  # a quota that is used up is used up for the thousands that follow as well
+            try:
+                await _call(cluster, job, action)
+            except Refused:
+                refused = True
+                raise
 
     results = await asyncio.gather(*map(one, actions), return_exceptions=True)
     for result in results:

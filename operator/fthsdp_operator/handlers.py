@@ -26,7 +26,7 @@ from fthsdp.errors import ConfigError
 from fthsdp_operator import logs
 from fthsdp_operator.api import API_VERSION, GROUP, PLURAL, VERSION
 from fthsdp_operator.apiserver import KubernetesCluster
-from fthsdp_operator.cluster import Cluster, ClusterError
+from fthsdp_operator.cluster import Cluster, ClusterError, Refused
 from fthsdp_operator.execute import Memory, reconcile
 from fthsdp_operator.informer import SILENCE, WATCH_TIME
 from fthsdp_operator.lease import Leadership, Place, identity
@@ -65,6 +65,8 @@ class Reconciler:
         self._generations: dict[str, int | None] = {}
         self._last_words: dict[JobKey, dict[str, PodView]] = {}
         self._memory = Memory()
+        self._trouble: dict[JobKey, str] = {}
+        """What the API server refused of a job, at the last attempt."""
 
     def job_event(self, job: Mapping[str, Any], *, kind: str | None) -> None:
         """Note a change of a job; what only changed its status was written by us."""
@@ -97,6 +99,8 @@ class Reconciler:
                 wait = await self._reconcile(key)
         except ClusterError as error:
             self._metrics.reconcile_errors.inc()
+            if isinstance(error, Refused):
+                self._trouble[key] = str(error)
             wait = self.queue.failed(key, at_least=error.retry_after)
             log.warning("%s/%s: %s; again in %.1f s", *key, error, wait)
         except Exception:
@@ -104,6 +108,8 @@ class Reconciler:
             log.exception("%s/%s: reconcile failed; again in %.1f s", *key, self.queue.failed(key))
         else:
             self.queue.done(key)
+            if self._trouble.pop(key, ""):
+                wait = min(wait, LEAST_WAIT)  # the job still says that it is stalled
             if math.isfinite(wait):
                 self.queue.add(key, delay=max(wait, LEAST_WAIT))
 
@@ -117,6 +123,7 @@ class Reconciler:
             last_words=words.values(),
             witness=self._metrics,
             memory=self._memory,
+            trouble=self._trouble.get(key, ""),
         )
         if wait > 0.0:  # else it was not finished, and needs them again
             for uid, pod in heard.items():

@@ -139,7 +139,7 @@ def _conditions(
         ("Available", enough, "EnoughReplicas" if enough else "TooFewReplicas", training),
         ("Progressing", *_rolling(job, observed, entries, state)),
         ("Degraded", short, "ReplicasMissing" if short else "NoneMissing", away if short else ""),
-        ("Stalled", bool(stuck), "ReplicasWait" if stuck else "NobodyWaits", stuck),
+        ("Stalled", bool(observed.trouble or stuck), *_stall(observed.trouble, stuck)),
         ("Suspended", state is JobState.SUSPENDED, *_suspension(job, observed)),
         ("Complete", state is JobState.COMPLETE, *_ending(state, JobState.COMPLETE, verdict)),
         ("Failed", state is JobState.FAILED, *_ending(state, JobState.FAILED, verdict)),
@@ -169,6 +169,12 @@ def _acceptance(observed: Observed) -> tuple[ConditionReason, str]:
         return "Valid", ""
     taken = ", ".join(f"{kind} {name}" for kind, name in sorted(observed.foreign))
     return "NameTaken", f"{taken}: there already and not of this job; delete it, or give the job another name"
+
+
+def _stall(trouble: str, stuck: str) -> tuple[ConditionReason, str]:
+    if not trouble:
+        return ("ReplicasWait", stuck) if stuck else ("NobodyWaits", "")
+    return "QuotaExceeded" if "exceeded quota" in trouble else "CallRefused", trouble
 
 
 _CALM = (ReplicaState.ACTIVE, ReplicaState.SPARE, ReplicaState.FINISHED, ReplicaState.REMOVED)

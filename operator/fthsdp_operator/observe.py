@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
 from functools import lru_cache
 from sys import intern
 from types import MappingProxyType
@@ -27,6 +26,7 @@ from fthsdp_operator.api import (
     Job,
     Role,
 )
+from fthsdp_operator.containers import ENDED, Exit, exit_of, exits_of, main_container, phase_of, seconds
 
 __all__ = ["Exit", "Hold", "JobKey", "Name", "NodeView", "Observed", "PodView", "node_view", "observe", "owned", "view"]
 
@@ -38,17 +38,6 @@ Name = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exit:
-    """How a container ended."""
-
-    container: str
-    code: int
-    reason: str
-    message: str
-    time: float | None
-    """Unix time in seconds."""
-
-
 @dataclass(frozen=True, slots=True)
 class Hold:
     """What keeps a pod, or a container of it, from starting: who has to act says so."""
@@ -74,6 +63,11 @@ class PodView:
     attempt: int
     index: int
     phase: str
+    """That of its main container, the one that trains, as soon as that has ended."""
+    lingers: bool = False
+    """Containers beside the main one still run, though that has ended."""
+    main: str = ""
+    """Name of its main container."""
     node: str | None = None
     config: str = ""
     """What a coordinator was started with."""
@@ -95,18 +89,23 @@ class PodView:
 
     @property
     def exit(self) -> Exit | None:
-        """The first container that failed; where none did, the first that ended."""
-        return next((one for one in self.exits if one.code != 0), self.exits[0] if self.exits else None)
+        """How the main container ended; else the first one that failed, else the first one that ended."""
+        return exit_of(self.exits, self.main)
+
+    @property
+    def ended(self) -> bool:
+        """Its main container does not run any more."""
+        return self.phase in ENDED
 
     @property
     def over(self) -> bool:
         """No container of it runs any more."""
-        return self.phase in ("Succeeded", "Failed")
+        return self.ended and not self.lingers
 
     @property
     def alive(self) -> bool:
         """It may run, and nobody asked it to stop."""
-        return not self.over and self.deleted is None
+        return not self.ended and self.deleted is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +143,8 @@ class Observed:
     """What the coordinator says; None when it did not answer."""
     last_words: Mapping[str, PodView]
     """By name: pods as a watch event showed them last. They may be gone by now."""
+    trouble: str = ""
+    """What the API server refused when the job was looked at last; empty when it did all that it was asked."""
     fresh_key: str
     """Randomness: the job's key, should it have to be made now."""
     coordinator_image: str
@@ -214,6 +215,7 @@ def observe(
     support: Mapping[Name, bool] = MappingProxyType({}),
     nodes: Mapping[str, NodeView] = MappingProxyType({}),
     coordinator: Status | None = None,
+    trouble: str = "",
     fresh_key: str,
     coordinator_image: str,
 ) -> Observed:
@@ -228,6 +230,7 @@ def observe(
         foreign=frozenset(name for name, ours in support.items() if not ours),
         nodes=nodes,
         coordinator=coordinator,
+        trouble=trouble,
         fresh_key=fresh_key,
         coordinator_image=coordinator_image,
     )
@@ -255,7 +258,9 @@ def view(pod: Manifest) -> PodView | None:
         return None
     status = pod.get("status") or {}
     disruption = _disruption(status)
-    gone_by = _seconds(metadata.get("deletionTimestamp"))
+    gone_by = seconds(metadata.get("deletionTimestamp"))
+    main = main_container(pod)
+    phase = phase_of(pod, main, lasting=not trainer)
     return PodView(
         name=metadata["name"],
         uid=metadata.get("uid", ""),
@@ -266,16 +271,18 @@ def view(pod: Manifest) -> PodView | None:
         replica=replica,
         attempt=attempt,
         index=index,
-        phase=intern(status.get("phase") or "Pending"),
+        phase=intern(phase),
+        lingers=phase in ENDED and status.get("phase") not in ENDED,
+        main=intern(main),
         node=intern((pod.get("spec") or {}).get("nodeName") or "") or None,
         config=intern((metadata.get("annotations") or {}).get(CONFIG_ANNOTATION, "")),
         reason=intern(status.get("reason") or disruption[0]),
         message=status.get("message") or disruption[1],
         deleted=None if gone_by is None else gone_by - (metadata.get("deletionGracePeriodSeconds") or 0),
         gone_by=gone_by,
-        exits=_exits(status),
+        exits=exits_of(pod),
         conditions=_conditions(status),
-        created=_seconds(metadata.get("creationTimestamp")),
+        created=seconds(metadata.get("creationTimestamp")),
         hold=_hold(status),
     )
 
@@ -289,7 +296,7 @@ def node_view(node: Manifest) -> NodeView:
     return NodeView(
         name=node["metadata"]["name"],
         ready=ready,
-        not_ready_since=None if ready == "True" else _seconds(told.get("lastTransitionTime")),
+        not_ready_since=None if ready == "True" else seconds(told.get("lastTransitionTime")),
         unschedulable=bool(spec.get("unschedulable")),
         taints=frozenset(
             (it.get("key", ""), it.get("value") or "", it.get("effect", "")) for it in spec.get("taints") or ()
@@ -310,10 +317,6 @@ def _shared(conditions: tuple[tuple[str, str], ...]) -> frozenset[tuple[str, str
 
 def _labels(pod: Manifest) -> Mapping[str, str]:
     return pod["metadata"].get("labels") or {}
-
-
-def _seconds(text: str | None) -> float | None:
-    return None if text is None else datetime.fromisoformat(text).timestamp()
 
 
 def _disruption(status: Manifest) -> tuple[str, str]:
@@ -340,19 +343,3 @@ def _hold(status: Manifest) -> Hold | None:
                 words = waiting.get("message") or container.get("image") or ""
                 return Hold(waiting["reason"], f"container {container['name']}: {waiting['reason']}: {words}")
     return None
-
-
-def _exits(status: Manifest) -> tuple[Exit, ...]:
-    return tuple(
-        Exit(
-            container=container["name"],
-            code=terminated.get("exitCode", 0),
-            reason=terminated.get("reason") or "",
-            message=terminated.get("message") or "",
-            time=_seconds(terminated.get("finishedAt")),
-        )
-        for field in ("initContainerStatuses", "containerStatuses")
-        for container in status.get(field) or ()
-        if (terminated := (container.get("state") or {}).get("terminated"))
-        and (field == "containerStatuses" or terminated.get("exitCode", 0) != 0)
-    )

@@ -30,10 +30,12 @@ from fthsdp_operator.api import (
     ReplicaState,
     ReplicaStatus,
     SuccessPolicy,
+    advice,
 )
 from fthsdp_operator.coordinator_pod import keep_coordinator
 from fthsdp_operator.job_status import milestones, newest_failure, status_of
 from fthsdp_operator.observe import Observed
+from fthsdp_operator.pod_groups import with_groups
 from fthsdp_operator.roll import roll
 
 __all__ = ["COORDINATOR_LINGER", "POLL", "plan", "refuse"]
@@ -90,8 +92,9 @@ def _running(job: Job, observed: Observed, now: float) -> Plan:
     status = status_of(job, observed, everything, now, over=over, coordinator=coordinator)
     return Plan(
         status=status,
-        actions=tuple(_in_order(job, observed, steps, everything, now)),
+        actions=with_groups(job, observed, _in_order(job, observed, steps, everything, now)),
         events=(
+            *_advice(job),
             *milestones(job, status),
             *(event for step in steps for event in step.events),
             *nodes.news(before.status, status),
@@ -108,6 +111,13 @@ def _unfinished(job: Job, entries: Iterable[ReplicaStatus]) -> str:
     if job.spec.success.policy is SuccessPolicy.FIRST or not lines:
         return ""
     return f"the run is over, and these have not finished (success.policy is All): {', '.join(lines)}"
+
+
+def _advice(job: Job) -> tuple[Event, ...]:
+    """Warn of what is most likely a mistake, when a job is seen for the first time or was changed."""
+    if job.status.conditions and job.status.observed_generation == job.metadata.generation:
+        return ()
+    return tuple(Event(warning=True, reason="Questionable", message=sentence) for sentence in advice(job.spec))
 
 
 def _in_order(
@@ -163,7 +173,10 @@ def _suspended(job: Job, observed: Observed, now: float) -> Plan:
     speaks = math.inf if observed.coordinator is None else now + POLL  # it may have done a step since
     return Plan(
         status=status,
-        actions=(*delete(pods, "spec.suspend is true"), *nodes.forced(job, observed, now)),
+        actions=(
+            *with_groups(job, observed, delete(pods, "spec.suspend is true")),
+            *nodes.forced(job, observed, now),
+        ),
         events=milestones(job, status),
         wake_at=min(stops, speaks, _waits_to_force(job, observed, now)),
     )
@@ -197,12 +210,12 @@ def _after_the_end(job: Job, observed: Observed, now: float) -> Plan:
         return Plan(status=status, actions=(late,))
     linger = ended + COORDINATOR_LINGER if job.status.state is JobState.COMPLETE else ended
     keeper = observed.coordinator_pod
-    useless = [pod for pod in observed.pods if not pod.over and (pod is not keeper or now >= linger)]
+    useless = [pod for pod in observed.pods if not pod.over and (pod is not keeper or pod.ended or now >= linger)]
     waits = [linger] if keeper is not None and keeper.alive and now < linger else []
     waits += [ended + ttl] if ttl is not None else []
     return Plan(
         status=status,
-        actions=(*delete(useless, "the job is over"), *nodes.forced(job, observed, now)),
+        actions=(*with_groups(job, observed, delete(useless, "the job is over")), *nodes.forced(job, observed, now)),
         wake_at=min(*waits, _waits_to_force(job, observed, now), math.inf),
     )
 

@@ -12,10 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fthsdp import environment
+from fthsdp_operator import gang
+from fthsdp_operator.adapt import adapt, master_port
 from fthsdp_operator.api import (
     API_VERSION,
     ATTEMPT_LABEL,
     CONFIG_ANNOTATION,
+    CONTAINER_ANNOTATION,
     JOB_LABEL,
     JOB_UID_LABEL,
     KIND,
@@ -28,6 +31,7 @@ from fthsdp_operator.api import (
     coordinator_name,
     pod_name,
 )
+from fthsdp_operator.placement import place
 from fthsdp_operator.revision import revision_of
 
 __all__ = [
@@ -36,6 +40,7 @@ __all__ = [
     "config_map_name",
     "coordinator_config",
     "coordinator_pod",
+    "pod_group",
     "secret_name",
     "selector",
     "support",
@@ -45,7 +50,9 @@ __all__ = [
 Manifest = dict[str, Any]
 
 COORDINATOR_PORT = 29400
-MASTER_PORT = 29500
+_COORDINATOR = "coordinator"
+"""Name of its container, and of its port."""
+_DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
 KEY_FOLDER = "/var/run/fthsdp"
 KEY_FILE = f"{KEY_FOLDER}/key"
 KEY_VOLUME = "fthsdp-key"
@@ -88,10 +95,15 @@ def training_pod(job: Job, *, replica: int, attempt: int, index: int) -> Manifes
     env = _environment(job, replica, attempt, index)
     for container in (*spec["containers"], *(spec.get("initContainers") or [])):
         _equip(container, env, _mounts(job))
+    adapt(spec, port=master_port(job, replica, attempt), leader=index == 0)
+    place(spec, job, replica=replica, attempt=attempt)
+    labels, notes = (metadata.get("labels") or {}) | ours, _which_counts(spec["containers"][0]["name"])
+    notes |= metadata.get("annotations") or {}
+    gang.join(spec, labels, notes, job, replica=replica, attempt=attempt)
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": _metadata(job, name, (metadata.get("labels") or {}) | ours, metadata.get("annotations") or {}),
+        "metadata": _metadata(job, name, labels, notes),
         "spec": spec,
     }
 
@@ -111,6 +123,17 @@ def _prefer_other_nodes(spec: Manifest, names: Sequence[str]) -> None:
 _WISHES = "preferredDuringSchedulingIgnoredDuringExecution"
 
 
+def pod_group(job: Job, *, replica: int, attempt: int) -> Manifest:
+    """Return the group of one attempt's pods, for a provider of gang scheduling that has one."""
+    name, api_version = gang.group_name(job, replica, attempt), gang.GROUP_API[job.spec.gang.provider]
+    return _object(job, api_version, "PodGroup", name, {"spec": gang.group_spec(job)})
+
+
+def _which_counts(container: str) -> dict[str, str]:
+    """Name the container that decides about the pod, for us; ``kubectl logs`` shows it where nobody names another."""
+    return {CONTAINER_ANNOTATION: container, _DEFAULT_CONTAINER: container}
+
+
 def _equip(container: Manifest, env: Sequence[Manifest], mounts: Sequence[Manifest]) -> None:
     container["env"] = [*copy.deepcopy(list(env)), *(container.get("env") or [])]
     container["volumeMounts"] = [*(container.get("volumeMounts") or []), *mounts]
@@ -119,14 +142,14 @@ def _equip(container: Manifest, env: Sequence[Manifest], mounts: Sequence[Manife
 
 
 def _environment(job: Job, replica: int, attempt: int, index: int) -> list[Manifest]:
-    master = f"{pod_name(job.name, replica, attempt, 0)}.{job.name}"
+    master, port = f"{pod_name(job.name, replica, attempt, 0)}.{job.name}", master_port(job, replica, attempt)
     values = {
         environment.JOB: job.name,
         environment.REPLICA: replica,
         environment.ATTEMPT: attempt,
         environment.POD_INDEX: index,
         environment.PODS_PER_REPLICA: job.spec.pods_per_replica,
-        environment.PROCESSES_PER_POD: job.spec.processes_per_pod,
+        environment.PROCESSES_PER_POD: job.spec.ranks_per_pod,
         environment.BATCH_POLICY: job.spec.batch_policy,
         environment.LR_POLICY: job.spec.lr_policy,
         **_checkpoint(job),
@@ -135,12 +158,12 @@ def _environment(job: Job, replica: int, attempt: int, index: int) -> list[Manif
         environment.JOB_KEY_FILE: KEY_FILE,
         **_tls(job),
         environment.MASTER_ADDR: master,
-        environment.MASTER_PORT: MASTER_PORT,
+        environment.MASTER_PORT: port,
         "PET_NNODES": job.spec.pods_per_replica,
         "PET_NODE_RANK": index,
-        "PET_NPROC_PER_NODE": job.spec.processes_per_pod,
+        "PET_NPROC_PER_NODE": job.spec.ranks_per_pod,
         "PET_MASTER_ADDR": master,
-        "PET_MASTER_PORT": MASTER_PORT,
+        "PET_MASTER_PORT": port,
     }
     pod_ip = {"name": environment.POD_IP, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
     return [*({"name": name, "value": str(value)} for name, value in values.items()), pod_ip]
@@ -193,10 +216,11 @@ def coordinator_config(job: Job) -> str:
 def coordinator_pod(job: Job, *, image: str) -> Manifest:
     """Return the coordinator's pod; ``image`` is used where the job names none."""
     name = coordinator_name(job.name)
+    notes = _which_counts(_COORDINATOR) | {CONFIG_ANNOTATION: coordinator_config(job)}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": _metadata(job, name, _labels(job, Role.COORDINATOR), {CONFIG_ANNOTATION: coordinator_config(job)}),
+        "metadata": _metadata(job, name, _labels(job, Role.COORDINATOR), notes),
         "spec": {
             "hostname": name,
             "subdomain": job.name,
@@ -229,7 +253,7 @@ def _coordinator_container(job: Job, image: str) -> Manifest:
         "--store": f"configmap:{job.namespace}/{config_map_name(job.name)}",
     }
     return {
-        "name": "coordinator",
+        "name": _COORDINATOR,
         "image": job.spec.coordinator.image or image,
         "command": ["python", "-m", "fthsdp.coordinator", *(word for pair in options.items() for word in pair)],
         "ports": [{"name": "coordinator", "containerPort": COORDINATOR_PORT}],

@@ -19,7 +19,17 @@ from kubernetes.aio.client.configuration import Configuration
 from yaml import YAMLError
 
 from fthsdp.errors import ConfigError
-from fthsdp_operator.cluster import AlreadyExists, Busy, ClusterError, Conflict, Forbidden, Manifest, Unanswered
+from fthsdp_operator.cluster import (
+    AlreadyExists,
+    Busy,
+    ClusterError,
+    Conflict,
+    Forbidden,
+    Manifest,
+    NamespaceEnding,
+    Refused,
+    Unanswered,
+)
 
 __all__ = ["REQUEST_TIMEOUT", "Access", "Gone", "NotFound", "Requests"]
 
@@ -33,7 +43,7 @@ LONGEST_LINE = 16 * 2**20
 Query = Mapping[str, str]
 
 
-class NotFound(ClusterError):
+class NotFound(Refused):
     """There is no such object."""
 
 
@@ -191,5 +201,8 @@ def _answer(what: str, response: aiohttp.ClientResponse, content: bytes) -> Mani
     message = f"{what}: {status} {words.get('reason', '')}: {words.get('message', '')}"
     if words.get("reason") == "AlreadyExists":
         raise AlreadyExists(message)
-    kind = Busy if status == 429 or status >= 500 else _ERRORS.get(status, ClusterError)
+    causes = (words.get("details") or {}).get("causes") or ()
+    if status == 403 and any(cause.get("reason") == "NamespaceTerminating" for cause in causes):
+        raise NamespaceEnding(message)
+    kind = Busy if status == 429 or status >= 500 else _ERRORS.get(status, Refused if status >= 400 else ClusterError)
     raise kind(message, retry_after=_retry_after(response.headers.get("Retry-After")))

@@ -62,7 +62,7 @@ def revision_of(spec: JobSpec) -> str:
         "labels": dict(metadata.get("labels") or {}),
         "annotations": dict(metadata.get("annotations") or {}),
         "spec": _plain(spec.template["spec"], "spec"),
-        "processesPerPod": spec.processes_per_pod,
+        "processesPerPod": spec.ranks_per_pod,
     }
     text = json.dumps(said, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()[:_LENGTH]

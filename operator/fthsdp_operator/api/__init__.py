@@ -8,6 +8,7 @@ what ``kubectl explain`` prints.
 from __future__ import annotations
 
 from fthsdp_operator.api.deadlines import Deadlines
+from fthsdp_operator.api.advice import advice
 from fthsdp_operator.api.failure_policy import (
     Backoff,
     ExitCodeOperator,
@@ -20,11 +21,13 @@ from fthsdp_operator.api.failure_policy import (
     Rule,
     RuleAction,
 )
+from fthsdp_operator.api.gang import GangProvider, GangSpec
 from fthsdp_operator.api.job import Job, Metadata
 from fthsdp_operator.api.names import (
     API_VERSION,
     ATTEMPT_LABEL,
     CONFIG_ANNOTATION,
+    CONTAINER_ANNOTATION,
     GROUP,
     JOB_LABEL,
     JOB_UID_LABEL,
@@ -46,9 +49,11 @@ from fthsdp_operator.api.names import (
     pod_name,
 )
 from fthsdp_operator.api.node_policy import Avoid, AvoidMode, NodePolicy, OnCordon, UnhealthyCondition
+from fthsdp_operator.api.network import PORTS_PER_ATTEMPT, PORTS_PER_REPLICA, NetworkSpec
 from fthsdp_operator.api.parse import parse_job
 from fthsdp_operator.api.parts import Time, format_time
 from fthsdp_operator.api.reasons import REASONS, ConditionReason, ConditionType, EndReason, EventReason, FailReason
+from fthsdp_operator.api.placement import PlacementSpec
 from fthsdp_operator.api.spec import Checkpoint, CoordinatorSpec, JobSpec, TlsSpec
 from fthsdp_operator.api.status import (
     AvoidedNode,
@@ -69,6 +74,7 @@ __all__ = [
     "API_VERSION",
     "ATTEMPT_LABEL",
     "CONFIG_ANNOTATION",
+    "CONTAINER_ANNOTATION",
     "GROUP",
     "JOB_LABEL",
     "JOB_UID_LABEL",
@@ -79,6 +85,8 @@ __all__ = [
     "PLURAL",
     "POD_INDEX_LABEL",
     "REASONS",
+    "PORTS_PER_ATTEMPT",
+    "PORTS_PER_REPLICA",
     "REPLICA_LABEL",
     "RESERVED_ENV",
     "RESERVED_ENV_PREFIX",
@@ -103,6 +111,8 @@ __all__ = [
     "FailReason",
     "Failure",
     "FailurePolicy",
+    "GangProvider",
+    "GangSpec",
     "Job",
     "JobBudget",
     "JobSpec",
@@ -112,10 +122,12 @@ __all__ = [
     "NodeFaults",
     "NodePolicy",
     "OnCordon",
+    "NetworkSpec",
     "OnExhausted",
     "OnExitCodes",
     "OnPodCondition",
     "PerReplica",
+    "PlacementSpec",
     "ReplicaState",
     "ReplicaStatus",
     "Role",
@@ -129,6 +141,7 @@ __all__ = [
     "UpdatePolicy",
     "UpdateType",
     "Waiting",
+    "advice",
     "coordinator_name",
     "format_time",
     "parse_job",

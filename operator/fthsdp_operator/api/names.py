@@ -9,6 +9,7 @@ __all__ = [
     "API_VERSION",
     "ATTEMPT_LABEL",
     "CONFIG_ANNOTATION",
+    "CONTAINER_ANNOTATION",
     "GROUP",
     "JOB_LABEL",
     "JOB_UID_LABEL",
@@ -60,6 +61,9 @@ ROLE_LABEL = f"{GROUP}/role"
 """trainer or coordinator; on pods."""
 CONFIG_ANNOTATION = f"{GROUP}/coordinator-config"
 """What the coordinator was started with, on its pod; when the job says something else by now, it is replaced."""
+
+CONTAINER_ANNOTATION = f"{GROUP}/container"
+"""Name of the container that counts: a webhook may put another one first."""
 
 MAX_JOB_NAME = 40
 """Pods are called {job}-r1023-a999999-4095 at the longest, and a host name has at most 63 characters."""

@@ -22,6 +22,7 @@ from fthsdp_operator.api.failure_policy import (
     OnExitCodes,
     Rule,
 )
+from fthsdp_operator.api.gang import gang_complaint
 from fthsdp_operator.api.job import Job
 from fthsdp_operator.api.names import (
     API_VERSION,
@@ -35,8 +36,20 @@ from fthsdp_operator.api.names import (
     TRANSPORT_ENV,
 )
 from fthsdp_operator.api.node_policy import OWN_CONDITION_RULE, OWN_TAINT_RULE, OWN_TAINTS, NodePolicy
+from fthsdp_operator.api.network import LAST_PORT, PORTS_RULE, last_port
+from fthsdp_operator.api.placement import AFFINITY_RULE, EXCLUSIVE_RULE
 from fthsdp_operator.api.spec import LR_RULE, REPLICAS_RULE, SPARES_RULE, STALL_RULE, Checkpoint, JobSpec
-from fthsdp_operator.api.template import ENV_RULE, RESTART_RULE
+from fthsdp_operator.api.template import (
+    ENV_RULE,
+    HOSTNAME_RULE,
+    LABEL_RULE,
+    MOUNT_RULE,
+    OUR_FOLDERS,
+    OUR_LABELS,
+    OUR_VOLUMES,
+    RESTART_RULE,
+    VOLUME_RULE,
+)
 from fthsdp_operator.api.update_policy import RECREATE_RULE, UpdateType
 
 __all__ = ["parse_job"]
@@ -68,6 +81,8 @@ def _check_kind(manifest: Mapping[str, Any]) -> None:
 def _check_name(manifest: Mapping[str, Any]) -> None:
     metadata = manifest.get("metadata")
     name = metadata.get("name") if isinstance(metadata, Mapping) else None
+    if not name and isinstance(metadata, Mapping) and metadata.get("generateName"):
+        raise ConfigError("metadata.name is missing: only 'kubectl create' makes one from metadata.generateName")
     if not isinstance(name, str) or not name:
         raise ConfigError("metadata.name is missing: give the job a name")
     if len(name) > MAX_JOB_NAME or not NAME_PATTERN.fullmatch(name):
@@ -91,7 +106,16 @@ def _complaints(spec: JobSpec) -> Iterator[str]:
     yield from _node_policy_complaints(spec.node_policy)
     if spec.deadlines.termination_seconds is not None and not spec.node_policy.force_delete:
         yield f"spec.{FORCE_RULE}"
+    if spec.placement.exclusive and spec.placement.replica_topology_key is None:
+        yield f"spec.placement: {EXCLUSIVE_RULE}"
+    if complaint := gang_complaint(spec.gang):
+        yield f"spec.{complaint}"
     yield from _template_complaints(spec.template)
+    if spec.placement.replica_topology_key is not None and _requires_pods(spec.template["spec"]):
+        yield f"spec.{AFFINITY_RULE}"
+    highest = last_port(spec.network.master_port, spec.groups)
+    if spec.template["spec"].get("hostNetwork") and highest > LAST_PORT:
+        yield f"spec.{PORTS_RULE} (the last one would be {highest})"
     yield from _rules_complaints(spec.failure_policy.rules, spec.template["spec"])
     if spec.checkpoint is not None:
         yield from _checkpoint_complaints(spec.checkpoint, spec.template["spec"])
@@ -104,6 +128,12 @@ def _node_policy_complaints(policy: NodePolicy) -> Iterator[str]:
         yield f"spec.{OWN_TAINT_RULE} (it is {own})"
     if twice := _repeated(policy.unhealthy_taints):
         yield f"spec.nodePolicy.unhealthyTaints has {twice} twice: remove one"
+
+
+def _requires_pods(pod: Mapping[str, Any]) -> bool:
+    """Whether the template says near which other pods its pods have to be."""
+    near = (pod.get("affinity") or {}).get("podAffinity") or {}
+    return bool(near.get("requiredDuringSchedulingIgnoredDuringExecution"))
 
 
 def _rules_complaints(rules: Sequence[Rule], pod: Mapping[str, Any]) -> Iterator[str]:
@@ -164,13 +194,22 @@ def _template_complaints(template: Mapping[str, Any]) -> Iterator[str]:
         yield "spec.template.spec.containers is missing or empty: name one container with image and command"
     if pod.get("restartPolicy", "Never") != "Never":
         yield f"spec.{RESTART_RULE}"
+    if "hostname" in pod or "subdomain" in pod:
+        yield f"spec.{HOSTNAME_RULE}"
+    if not isinstance(pod.get("hostNetwork", False), bool):
+        yield f"spec.template.spec.hostNetwork is {_show(pod['hostNetwork'])}: it has to be true or false"
     yield from _metadata_complaints(template.get("metadata"))
     yield from _list_complaint(pod.get("volumes"), "spec.template.spec.volumes")
+    for number, volume in enumerate(_mappings(pod, "volumes")):
+        if str(volume.get("name", "")).startswith(OUR_VOLUMES):
+            yield f"spec.template.spec.volumes[{number}] is {volume['name']}: {VOLUME_RULE}"
     for field in ("containers", "initContainers"):
         where = f"spec.template.spec.{field}"
         yield from _list_complaint(pod.get(field), where)
         for number, container in enumerate(pod.get(field) or ()):
             yield from _container_complaints(container, f"{where}[{number}]")
+    if (pod.get("containers") or [{}])[0].get("restartPolicy", "Never") != "Never":
+        yield f"spec.{RESTART_RULE}"
 
 
 def _metadata_complaints(metadata: object) -> Iterator[str]:
@@ -182,6 +221,11 @@ def _metadata_complaints(metadata: object) -> Iterator[str]:
     for field in ("labels", "annotations"):
         if not isinstance(metadata.get(field) or {}, Mapping):
             yield f"{where}.{field} is {_show(metadata[field])}: it has to be a mapping of names to values"
+            continue
+        for name, value in (metadata.get(field) or {}).items():
+            if str(name).startswith(OUR_LABELS):
+                yield f"{where}.{field} has {name}: {LABEL_RULE}"
+            yield from _text_complaint(value, f"{where}.{field}.{name}")
 
 
 def _list_complaint(value: object, where: str) -> Iterator[str]:
@@ -201,6 +245,9 @@ def _container_complaints(container: object, where: str) -> Iterator[str]:
             yield from _text_complaint(word, f"{where}.{field}[{number}]")
     yield from _text_complaint(container.get("workingDir", ""), f"{where}.workingDir")
     yield from _list_complaint(container.get("volumeMounts"), f"{where}.volumeMounts")
+    for number, mount in enumerate(_mappings(container, "volumeMounts")):
+        if str(mount.get("mountPath")).startswith(OUR_FOLDERS):
+            yield f"{where}.volumeMounts[{number}].mountPath is {mount['mountPath']}: {MOUNT_RULE}"
     yield from _list_complaint(container.get("env"), f"{where}.env")
     for number, variable in enumerate(container.get("env") or ()):
         yield from _variable_complaints(variable, f"{where}.env[{number}]")
@@ -262,6 +309,7 @@ _WORDS = {
     "string_too_short": "at least {min_length} character long",
     "string_too_long": "at most {max_length} characters long",
     "enum": "{expected}",
+    "string_pattern_mismatch": "of the form {pattern}",
 }
 
 

@@ -9,11 +9,14 @@ from pydantic import ConfigDict, Field
 from fthsdp.data.policies import BatchPolicy, LrPolicy
 from fthsdp_operator.api.deadlines import FORCE_RULE, Deadlines
 from fthsdp_operator.api.failure_policy import CONTAINER_RULE, FailurePolicy
+from fthsdp_operator.api.gang import GangSpec
 from fthsdp_operator.api.names import MANAGER, MAX_PODS, MAX_PROCESSES, MAX_REPLICAS
 from fthsdp_operator.api.node_policy import NodePolicy
+from fthsdp_operator.api.network import PORTS_CEL, PORTS_RULE, NetworkSpec
 from fthsdp_operator.api.parts import SpecPart
+from fthsdp_operator.api.placement import AFFINITY_CEL, AFFINITY_RULE, PlacementSpec
 from fthsdp_operator.api.success import Success
-from fthsdp_operator.api.template import TEMPLATE_SCHEMA
+from fthsdp_operator.api.template import TEMPLATE_SCHEMA, gpus
 from fthsdp_operator.api.update_policy import RECREATE_RULE, UpdatePolicy
 
 __all__ = ["LR_RULE", "REPLICAS_RULE", "SPARES_RULE", "Checkpoint", "CoordinatorSpec", "JobSpec", "TlsSpec"]
@@ -141,7 +144,9 @@ class JobSpec(SpecPart):
                 {
                     "rule": (
                         "oldSelf.suspend || (self.batchPolicy == oldSelf.batchPolicy"
-                        " && self.lrPolicy == oldSelf.lrPolicy && self.processesPerPod == oldSelf.processesPerPod"
+                        " && self.lrPolicy == oldSelf.lrPolicy"
+                        " && has(self.processesPerPod) == has(oldSelf.processesPerPod)"
+                        " && (!has(self.processesPerPod) || self.processesPerPod == oldSelf.processesPerPod)"
                         " && has(self.checkpoint) == has(oldSelf.checkpoint)"
                         " && (!has(self.checkpoint) || self.checkpoint == oldSelf.checkpoint)"
                         " && has(self.tls) == has(oldSelf.tls) && (!has(self.tls) || self.tls == oldSelf.tls))"
@@ -159,6 +164,8 @@ class JobSpec(SpecPart):
                     "message": FORCE_RULE,
                     "fieldPath": ".deadlines.terminationSeconds",
                 },
+                {"rule": AFFINITY_CEL, "message": AFFINITY_RULE, "fieldPath": ".placement"},
+                {"rule": PORTS_CEL, "message": PORTS_RULE, "fieldPath": ".network.masterPort"},
             ]
         }
     )
@@ -177,14 +184,21 @@ class JobSpec(SpecPart):
         json_schema_extra={"x-kubernetes-validations": [{"rule": "self == oldSelf", "message": _PODS_RULE}]},
     )
     """Pods that make up one replica; they start, fail and restart together. Cannot be changed."""
-    processes_per_pod: int = Field(default=1, ge=1, le=MAX_PROCESSES)
-    """Ranks in each pod. Above 1 the command is torchrun, which reads this number from PET_NPROC_PER_NODE."""
+    processes_per_pod: int | None = Field(default=None, ge=1, le=MAX_PROCESSES)
+    """Ranks in each pod; as many as its first container has GPUs where unset, and 1 where it has none. Above 1 the
+    command is torchrun, which reads this number from PET_NPROC_PER_NODE."""
     template: dict[str, Any] = Field(json_schema_extra=TEMPLATE_SCHEMA)
     """The pod that all replicas run, a PodTemplateSpec. Each finds who it is in its environment (FTHSDP_REPLICA, …)."""
     update_policy: UpdatePolicy = UpdatePolicy()
     """What happens to replicas that run when the template is changed."""
     coordinator: CoordinatorSpec = CoordinatorSpec()
     """The pod that numbers the memberships of the job."""
+    network: NetworkSpec = NetworkSpec()
+    """Ports that have to be fixed."""
+    placement: PlacementSpec = PlacementSpec()
+    """Where the pods of a replica go."""
+    gang: GangSpec = GangSpec()
+    """Whether the pods of a replica are placed all at once or not at all."""
     failure_policy: FailurePolicy = FailurePolicy()
     """What happens when a replica fails."""
     node_policy: NodePolicy = NodePolicy()
@@ -220,6 +234,11 @@ class JobSpec(SpecPart):
     ones are deleted. They use no resources."""
     ttl_seconds_after_finished: int | None = Field(default=None, ge=0, le=10 * 365 * 24 * 3600)
     """Seconds after which a job that is Complete or Failed is deleted; never where unset."""
+
+    @property
+    def ranks_per_pod(self) -> int:
+        """Ranks in each pod."""
+        return self.processes_per_pod or min(gpus(self.template), MAX_PROCESSES) or 1
 
     @property
     def groups(self) -> int:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from fthsdp.errors import ConfigError
+from fthsdp_operator.adapt import SHARED_MEMORY
 from fthsdp_operator.local.process import Launch
 
 __all__ = ["check_template", "contents", "localised", "mount_folders", "volume_files"]
@@ -145,9 +146,14 @@ def _relocated(text: str, folders: Mapping[str, str]) -> str:
     return text
 
 
+def _volumes(pod: Json) -> list[Json]:
+    """Return the volumes that something has to stand for; this machine has shared memory of its own."""
+    return [volume for volume in pod["spec"].get("volumes") or () if volume["name"] != SHARED_MEMORY]
+
+
 def mount_folders(pod: Json, root: Path) -> dict[str, str]:
     """Return mount path -> folder below ``root`` for the volumes that get a folder; longest path first."""
-    with_folder = {v["name"] for v in pod["spec"].get("volumes") or () if any(k in v for k in _VOLUMES_WITH_FOLDER)}
+    with_folder = {volume["name"] for volume in _volumes(pod) if any(kind in volume for kind in _VOLUMES_WITH_FOLDER)}
     mounts = pod["spec"]["containers"][0].get("volumeMounts") or ()
     found = {m["mountPath"]: str(root / m["name"]) for m in mounts if m["name"] in with_folder}
     return dict(sorted(found.items(), key=lambda item: -len(item[0])))
@@ -156,7 +162,7 @@ def mount_folders(pod: Json, root: Path) -> dict[str, str]:
 def volume_files(pod: Json, lookup: Lookup) -> dict[str, bytes]:
     """Return ``volume/file`` -> content for Secret and ConfigMap volumes, and ``volume/`` -> b"" for empty ones."""
     files: dict[str, bytes] = {}
-    for volume in pod["spec"].get("volumes") or ():
+    for volume in _volumes(pod):
         name = volume["name"]
         if any(kind in volume for kind in _VOLUMES_WITH_FOLDER):
             files[f"{name}/"] = b""

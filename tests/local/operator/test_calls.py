@@ -14,7 +14,17 @@ from aiohttp import web
 from tests.serving import Answer, kubeconfig_for, serving
 
 from fthsdp_operator.apiserver import KubernetesCluster
-from fthsdp_operator.cluster import AlreadyExists, Busy, ClusterError, Conflict, Forbidden, Manifest, Unanswered
+from fthsdp_operator.cluster import (
+    AlreadyExists,
+    Busy,
+    ClusterError,
+    Conflict,
+    Forbidden,
+    Manifest,
+    NamespaceEnding,
+    Refused,
+    Unanswered,
+)
 from fthsdp_operator.requests import Access
 
 pytestmark = pytest.mark.local
@@ -50,6 +60,12 @@ def status(code: int, reason: str = "", **headers: str) -> Answer:
     return answer
 
 
+async def ending(request: web.Request) -> web.Response:
+    details = {"causes": [{"reason": "NamespaceTerminating", "message": "namespace n is being terminated"}]}
+    words = {"kind": "Status", "reason": "Forbidden", "message": "said the server", "code": 403, "details": details}
+    return web.json_response(words, status=403)
+
+
 async def reset(request: web.Request) -> web.Response:
     assert request.transport is not None
     request.transport.abort()
@@ -80,6 +96,8 @@ async def silence(request: web.Request) -> web.Response:
         (status(500, "InternalError"), Busy, "500 InternalError: said the server", 0),
         (page, Busy, "502 : <html>Bad Gateway</html>", 0),
         (status(403, "Forbidden"), Forbidden, "403 Forbidden: said the server", 0),
+        (status(422, "Invalid"), Refused, "422 Invalid: said the server", 0),
+        (ending, NamespaceEnding, "403 Forbidden: said the server", 0),
         (reset, Unanswered, "the API server does not answer: ", 0),
     ],
 )

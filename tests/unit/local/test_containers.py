@@ -11,6 +11,7 @@ import pytest
 from fthsdp.errors import ConfigError
 from fthsdp_operator.local.containers import check_template, localised, mount_folders, volume_files
 
+SHM = "/dev/shm"
 KEY = {"kind": "Secret", "metadata": {"name": "j-key"}, "data": {"key": b64encode(b"0123456789abcdef").decode()}}
 
 
@@ -70,6 +71,13 @@ def test_paths_below_a_mounted_volume_point_into_its_folder() -> None:
 
 def test_secrets_become_files_and_empty_volumes_become_folders() -> None:
     assert volume_files(pod(), lookup) == {"key/": b"", "key/key": b"0123456789abcdef", "scratch/": b""}
+
+
+def test_shared_memory_is_that_of_this_machine() -> None:
+    manifest = pod(command=["run", f"{SHM}/x"], volumeMounts=[{"name": "fthsdp-shm", "mountPath": SHM}])
+    manifest["spec"]["volumes"].append({"name": "fthsdp-shm", "emptyDir": {"medium": "Memory"}})
+    assert launch(manifest).argv == ("run", f"{SHM}/x")
+    assert "fthsdp-shm/" not in volume_files(manifest, lookup)
 
 
 def test_values_come_from_the_pods_fields_and_from_secrets() -> None:

@@ -162,6 +162,33 @@ BAD: list[tuple[Change, str]] = [
     (template(containers=[]), "spec.template.spec.containers is missing or empty: name one container"),
     (template(containers=["x"]), "spec.template.spec.containers[0] is 'x': it has to be a mapping"),
     (template(restartPolicy="Always"), "spec.template.spec.restartPolicy has to be Never or left out"),
+    (container(restartPolicy="Always"), "restartPolicy has to be Never or left out, and so has that of the first"),
+    (template(hostname="a"), "spec.template.spec.hostname and subdomain are set by fthsdp itself"),
+    (template(subdomain="a"), "spec.template.spec.hostname and subdomain are set by fthsdp itself"),
+    (template(hostNetwork="yes"), "spec.template.spec.hostNetwork is 'yes': it has to be true or false"),
+    (
+        lambda job: (template(hostNetwork=True)(job), spec(network={"masterPort": 65525})(job)),
+        "spec.network.masterPort is too high: with hostNetwork each replica and spare has four ports from there on, so"
+        " lower it (the last one would be 65536)",
+    ),
+    (spec(placement={"exclusive": True}), "spec.placement: placement.exclusive needs replicaTopologyKey"),
+    (
+        spec(placement={"replicaTopologyKey": "a/b/c"}),
+        "spec.placement.replicaTopologyKey is 'a/b/c': it has to be of the form ^(",
+    ),
+    (spec(gang={"provider": "Kueue"}), "spec.gang.queue is missing: Kueue needs the name of a LocalQueue"),
+    (spec(gang={"queue": "q"}), "spec.gang.queue is for the providers Volcano and Kueue: remove it, or choose one"),
+    (spec(gang={"scheduleTimeoutSeconds": 9}), "spec.gang.scheduleTimeoutSeconds is for the provider Coscheduling"),
+    (spec(gang={"provider": "Slurm"}), "spec.gang.provider is 'Slurm': it has to be 'None', 'Native', 'Volcano',"),
+    (spec(network={"masterPort": 80}), "spec.network.masterPort is 80: it has to be at least 1024"),
+    (metadata({"labels": {"fthsdp.dev/replica": "0"}}), "metadata.labels has fthsdp.dev/replica: labels and"),
+    (metadata({"annotations": {"fthsdp.dev/x": "0"}}), "metadata.annotations has fthsdp.dev/x: labels and"),
+    (metadata({"labels": {"on": True}}), "spec.template.metadata.labels.on is True: it has to be text"),
+    (template(volumes=[{"name": "fthsdp-key"}]), "volumes[0] is fthsdp-key: names of volumes that start with fthsdp-"),
+    (
+        container(volumeMounts=[{"name": "a", "mountPath": "/var/run/fthsdp/"}]),
+        "containers[0].volumeMounts[0].mountPath is /var/run/fthsdp/: folders that start with /var/run/fthsdp are",
+    ),
     (template(initContainers=[{}]), "spec.template.spec.initContainers[0].name is missing"),
     (template(initContainers={"a": 1}), "spec.template.spec.initContainers is {'a': 1}: it has to be a list"),
     (template(volumes={"a": 1}), "spec.template.spec.volumes is {'a': 1}: it has to be a list"),
@@ -251,7 +278,8 @@ def test_what_is_left_out_has_a_default() -> None:
     job = manifest()
     job["spec"] = {"replicas": 2, "template": job["spec"]["template"]}
     parsed = parse_job(job).spec
-    assert (parsed.min_replicas, parsed.pods_per_replica, parsed.processes_per_pod, parsed.suspend) == (1, 1, 1, False)
+    assert (parsed.min_replicas, parsed.pods_per_replica, parsed.ranks_per_pod, parsed.suspend) == (1, 1, 1, False)
+    assert (parsed.processes_per_pod, parsed.network.master_port) == (None, 29500)
     assert (parsed.failure_policy.per_replica.limit, parsed.failure_policy.backoff.max_seconds) == (5, 300)
     assert (parsed.spares, parsed.batch_policy, parsed.lr_policy, parsed.checkpoint) == (0, "Shrink", "None", None)
     policy = parsed.failure_policy

@@ -107,8 +107,9 @@ class World:
 
     async def delete(self, kind: str, namespace: str, name: str, *, uid: str, grace_seconds: int | None) -> None:
         self._write(f"delete {kind} {name}")
+        kind = kind.partition(".")[0]
         there = self.objects.get((kind, name))
-        if there is None or there["metadata"]["uid"] != uid:
+        if there is None or (uid and there["metadata"]["uid"] != uid):
             return
         if kind == "Pod" and grace_seconds != 0 and there["status"]["phase"] == "Running":
             self.user_deletes(name)
