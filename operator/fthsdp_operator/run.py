@@ -52,7 +52,7 @@ def stopped_by(observed: Observed, replicas: Container[int], now: float) -> floa
 
 
 def _stops_at(pod: PodView, now: float) -> float:
-    if pod.over:
+    if pod.ended:
         return 0.0
     at = math.inf if pod.gone_by is None else pod.gone_by + STOP_SLACK
     return at if at > now else 0.0

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fthsdp_operator import cache, coordinator_pod, deadlines, execute, nodes, policy, render, replicas, roll, run
+from fthsdp_operator import cache, coordinator_pod, deadlines, execute, nodes, observe, policy, render, replicas, roll, run
 from fthsdp_operator import plan as rules
 from fthsdp_operator.actions import Create, Delete, Plan, Tell, delete, tell
 from fthsdp_operator.api import Job, JobStatus, ReplicaState, ReplicaStatus
@@ -303,6 +303,16 @@ def starts_again_what_has_just_begun(patch: Patch) -> None:
     patch.setattr(deadlines, "_limit", lambda *_: ("startSeconds", 0))
 
 
+def believes_the_phase_of_a_pod(patch: Patch) -> None:
+    """A pod has not ended as long as anything in it runs."""
+    patch.setattr(observe, "phase_of", lambda pod, *_, **__: (pod.get("status") or {}).get("phase") or "Pending")
+
+
+def leaves_proxies_behind(patch: Patch) -> None:
+    """Of a pod whose training has ended, nothing is stopped at the end."""
+    patch.setattr(PodView, "over", property(lambda pod: pod.ended))
+
+
 BUGS: Sequence[Bug] = (
     acts_before_the_status_is_written,
     goes_on_after_a_conflict,
@@ -337,4 +347,6 @@ BUGS: Sequence[Bug] = (
     removes_by_force_at_once,
     waits_for_hanging_starts_for_ever,
     starts_again_what_has_just_begun,
+    believes_the_phase_of_a_pod,
+    leaves_proxies_behind,
 )

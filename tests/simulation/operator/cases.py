@@ -16,6 +16,10 @@ from tests.simulation.operator.world import World
 __all__ = ["Case", "Covered", "cover", "random_case", "simplest"]
 
 
+MESHED = 0x6D657368
+"""Mixed into a number to decide about proxies: by chance, and without a part in any other chance."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     """One run, as data."""
@@ -34,6 +38,7 @@ class Case:
             steps=random.choice([20, 100, 300]),
             poll=random.choice([5.0, 15.0, 40.0]),
             share_of_stills=self.share_of_stills,
+            meshed=Random(self.number ^ MESHED).random() < 0.25,
         )
         world.run([(fault.at, fault) for fault in self.faults])
         return world

@@ -30,7 +30,7 @@ from fthsdp_operator.api import (
 from fthsdp_operator.api.reasons import meanings
 from fthsdp_operator.cluster import Manifest
 from fthsdp_operator.nodes import PLANNED
-from fthsdp_operator.observe import Observed
+from fthsdp_operator.observe import Observed, view
 from fthsdp_operator.render import coordinator_config
 from fthsdp_operator.revision import revision_of
 
@@ -377,7 +377,7 @@ class Checks:
     def _deletes_coordinator(self, operator: Operator, job: Job, pod: Manifest) -> None:
         """It is lost only when it has failed, its node does not answer, or the job is not what it was told."""
         wrong = pod["metadata"]["annotations"][CONFIG_ANNOTATION] != coordinator_config(job)
-        going = "deletionTimestamp" in pod["metadata"] or pod["status"]["phase"] in ("Succeeded", "Failed")
+        going = "deletionTimestamp" in pod["metadata"] or _phase(pod) in ("Succeeded", "Failed")
         node = self._world.nodes.all.get(pod["spec"].get("nodeName", ""))
         lost = node is not None and (node.outages or node.name in self._world.nodes.suspects)
         if not (wrong or going or lost or job.spec.suspend or job.status.terminal):
@@ -405,7 +405,7 @@ class Checks:
         """The run is over and its coordinator has ended: whoever still runs waits in vain."""
         pods = [pod for pod in self._world.server.pods(job.name) if REPLICA_LABEL not in pod["metadata"]["labels"]]
         finished = written is not None and any(it.state is ReplicaState.FINISHED for it in written.replica_statuses)
-        return any(pod["status"]["phase"] == "Succeeded" for pod in pods) or (finished and not pods)
+        return any(_phase(pod) == "Succeeded" for pod in pods) or (finished and not pods)
 
     # --- what is told -------------------------------------------------------------------------------------------------
 
@@ -460,6 +460,13 @@ def _broke_with(entry: ReplicaStatus, revision: str) -> bool:
 
 def _stopping(todo: Plan) -> bool:
     return any(entry.state is ReplicaState.SUSPENDED for entry in todo.status.replica_statuses)
+
+
+def _phase(pod: Manifest) -> str:
+    """Return what has become of the container that counts; others may run beside it."""
+    seen = view(pod)
+    assert seen is not None
+    return seen.phase
 
 
 def _who(pod: Mapping[str, Any]) -> tuple[int, int]:

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 
 from tests.simulation.operator.server import name_of, uid_of
 
-from fthsdp_operator.api import ATTEMPT_LABEL, JOB_UID_LABEL, POD_INDEX_LABEL, REPLICA_LABEL, format_time
+from fthsdp_operator.api import (
+    ATTEMPT_LABEL,
+    CONTAINER_ANNOTATION,
+    JOB_UID_LABEL,
+    POD_INDEX_LABEL,
+    REPLICA_LABEL,
+    format_time,
+)
 from fthsdp_operator.cluster import Manifest
 from fthsdp_operator.observe import NodeView
 
@@ -210,14 +217,14 @@ class Nodes:
         if process.who is None and code != 0 and not going:
             self._world.after(self._world.random.uniform(1.0, 10.0), self._restart, process)
             return
-        if pod["status"]["phase"] == "Running":
+        lingers = self._world.meshed and not going and not pod_reason
+        if pod["status"]["phase"] == "Running" and not (lingers and "containerStatuses" in pod["status"]):
             at = format_time(self._world.now + process.node.clock)
             state = {"terminated": {"exitCode": code, "reason": reason, "finishedAt": at}}
-            status = {
-                "phase": "Succeeded" if code == 0 else "Failed",
-                "containerStatuses": [{"name": "main", "state": state}],
-            }
-            pod = self._world.server.change(pod, status=status | ({"reason": pod_reason} if pod_reason else {}))
+            main = {"name": pod["metadata"]["annotations"][CONTAINER_ANNOTATION], "state": state}
+            phase = "Running" if lingers else "Succeeded" if code == 0 else "Failed"
+            status = {"phase": phase, "containerStatuses": [main], **({"reason": pod_reason} if pod_reason else {})}
+            pod = self._world.server.change(pod, status=status)
         if going:
             self._world.after(self._world.random.uniform(0.1, 1.5), self._world.server.remove, pod)
 

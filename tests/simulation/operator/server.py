@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from tests.unit.operator.templates import with_proxy
+
 from fthsdp_operator.api import JOB_LABEL, KIND, format_time
 from fthsdp_operator.cluster import AlreadyExists, Conflict, Manifest
 
@@ -70,6 +72,8 @@ class Server:
             raise AlreadyExists(" ".join(key))
         self._made += 1
         made = {**manifest, "metadata": {**manifest["metadata"], "uid": f"{key[0].lower()}-{self._made}"}}
+        if made["kind"] == "Pod" and self._world.meshed:
+            made = with_proxy(made)
         if made["kind"] == "Pod":
             made["status"] = {"phase": "Pending"}
             made["metadata"]["creationTimestamp"] = format_time(float(int(self._world.now)))

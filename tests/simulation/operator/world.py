@@ -50,9 +50,14 @@ class World:
         steps: int,
         poll: float,
         share_of_stills: float = 0.1,
+        meshed: bool = False,
     ) -> None:
-        """``poll``: seconds between two looks of the operator without an event, instead of ``plan.POLL``."""
+        """``poll``: seconds between two looks of the operator without an event, instead of ``plan.POLL``.
+
+        ``meshed``: a webhook puts a proxy that never exits into each pod.
+        """
         self.seed = seed
+        self.meshed = meshed
         self.random = Random(seed)
         self.loop = Timeline()
         self.loop.set_exception_handler(self._broke)
