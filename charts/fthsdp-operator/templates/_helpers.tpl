@@ -55,6 +55,13 @@ app.kubernetes.io/part-of: fthsdp
 - apiGroups: [""]
   resources: [events]
   verbs: [get, create, patch]
+{{- $groups := dict "Native" "scheduling.k8s.io" "Volcano" "scheduling.volcano.sh" "Coscheduling" "scheduling.x-k8s.io" }}
+{{- range .Values.gang.providers }}
+# A group for each attempt of a replica whose job has this provider of gang scheduling.
+- apiGroups: [{{ get $groups . }}]
+  resources: [podgroups]
+  verbs: [create, delete]
+{{- end }}
 {{- end }}
 
 {{/* What is of no namespace: only where it runs jobs of all of them. Elsewhere it does without. */}}
