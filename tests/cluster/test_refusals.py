@@ -96,7 +96,7 @@ def test_a_right_manifest_is_taken_and_completed(defined: Cluster) -> None:
     defined.kubectl.apply(JOB)
     try:
         spec = defined.kubectl.get("fthsdp", "job")["spec"]
-        assert spec["processesPerPod"] == 1
+        assert spec["network"] == {"masterPort": 29500}
         assert spec["failurePolicy"]["perReplica"] == {"limit": 5, "windowSeconds": 3600}
         with pytest.raises(ClusterError, match="podsPerReplica cannot be changed while the job exists"):
             defined.kubectl("patch", "fthsdp", "job", "--type=merge", '--patch={"spec": {"podsPerReplica": 3}}')

@@ -52,8 +52,8 @@ from fthsdp_operator.api.node_policy import Avoid, AvoidMode, NodePolicy, OnCord
 from fthsdp_operator.api.network import PORTS_PER_ATTEMPT, PORTS_PER_REPLICA, NetworkSpec
 from fthsdp_operator.api.parse import parse_job
 from fthsdp_operator.api.parts import Time, format_time
-from fthsdp_operator.api.reasons import REASONS, ConditionReason, ConditionType, EndReason, EventReason, FailReason
 from fthsdp_operator.api.placement import PlacementSpec
+from fthsdp_operator.api.reasons import REASONS, ConditionReason, ConditionType, EndReason, EventReason, FailReason
 from fthsdp_operator.api.spec import Checkpoint, CoordinatorSpec, JobSpec, TlsSpec
 from fthsdp_operator.api.status import (
     AvoidedNode,
@@ -84,9 +84,9 @@ __all__ = [
     "NAME_RULE",
     "PLURAL",
     "POD_INDEX_LABEL",
-    "REASONS",
     "PORTS_PER_ATTEMPT",
     "PORTS_PER_REPLICA",
+    "REASONS",
     "REPLICA_LABEL",
     "RESERVED_ENV",
     "RESERVED_ENV_PREFIX",

@@ -28,6 +28,7 @@ class GangProvider(StrEnum):
     NATIVE = "Native"
     """Kubernetes' own scheduler, with its feature GenericWorkload."""
     VOLCANO = "Volcano"
+    """The scheduler of that name."""
     COSCHEDULING = "Coscheduling"
     """The plugin of kubernetes-sigs/scheduler-plugins."""
     KUEUE = "Kueue"

@@ -12,7 +12,7 @@ ConditionType: TypeAlias = (
     | Annotated[Literal["Available"], "At least `minReplicas` replicas train."]
     | Annotated[Literal["Progressing"], "A changed template is on its way to the replicas."]
     | Annotated[Literal["Degraded"], "The job has begun, and fewer replicas train than are wanted."]
-    | Annotated[Literal["Stalled"], "A replica waits for something that does not come by itself."]
+    | Annotated[Literal["Stalled"], "What the job needs is refused, or does not come by itself; what runs goes on."]
     | Annotated[Literal["Suspended"], "`spec.suspend` is true, and all pods are deleted."]
     | Annotated[Literal["Complete"], "The run is finished. This never changes again."]
     | Annotated[Literal["Failed"], "The job is not restarted any more. This never changes again."]
@@ -33,8 +33,12 @@ _DegradedReason: TypeAlias = (
     | Annotated[Literal["NoneMissing"], "All wanted replicas train, or the job has not begun or is over."]
 )
 _StalledReason: TypeAlias = (
-    Annotated[Literal["ReplicasWait"], "They have for five minutes; the message says who, and for what."]
-    | Annotated[Literal["NobodyWaits"], "No replica waits for so long."]
+    Annotated[Literal["QuotaExceeded"], "A ResourceQuota is used up; the message names it."]
+    | Annotated[
+        Literal["CallRefused"], "The API server refuses a call, for a limit, a policy or a right that is missing."
+    ]
+    | Annotated[Literal["ReplicasWait"], "They have for five minutes; the message says who, and for what."]
+    | Annotated[Literal["NobodyWaits"], "Nothing was refused, and no replica waits for so long."]
 )
 _SuspendedReason: TypeAlias = (
     Annotated[Literal["SuspendIsTrue"], "`spec.suspend` says so."]
@@ -107,6 +111,7 @@ EventReason: TypeAlias = (
     | _RollReason
     | Annotated[Literal["StateLost"], "The job was suspended without a checkpoint: it begins anew."]
     | Annotated[Literal["CoordinatorReplaced"], "The coordinator's pod was lost, and another one created."]
+    | Annotated[Literal["Questionable"], "Something in the spec is allowed and most likely not meant."]
     | Annotated[Literal["CallFailed"], "The API server did not do what the operator asked for; it is tried again."]
     | EndReason
 )

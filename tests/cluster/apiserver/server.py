@@ -21,6 +21,9 @@ from tests.ports import free_port
 
 CRD = Path(__file__).parents[3] / "crds" / "fthsdpjobs.yaml"
 PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kubectl")
+CONTROLLERS = ("garbage-collector", "serviceaccount", "namespace", "podgroup-protection")
+GANG_FEATURE = "GenericWorkload=true"
+"""Kubernetes' own gang scheduling is switched off where nobody switches it on."""
 READY_TIMEOUT = 120.0
 AUDIT = {
     "apiVersion": "audit.k8s.io/v1",
@@ -59,6 +62,11 @@ class ApiServer:
         assert (done.returncode != 0) is fails, f"{arguments}: {done.stdout}{done.stderr}"
         return done.stderr if fails else done.stdout
 
+    def account(self, namespace: str, name: str = "default") -> None:
+        """Make sure that a service account is there: no pod is taken without its own, and a controller is slow."""
+        made = self.kubectl("create", "serviceaccount", name, "-n", namespace, "--dry-run=client", "-o", "json")
+        self.kubectl("apply", "--server-side", "-f", "-", stdin=made)
+
     def items(self, kind: str, namespace: str) -> dict[str, dict[str, Any]]:
         """Return all objects of a kind, by name."""
         found = json.loads(self.kubectl("get", kind, "-n", namespace, "-o", "json"))["items"]
@@ -80,12 +88,12 @@ def running(folder: Path, *options: str) -> Iterator[ApiServer]:
     server = ApiServer(kubeconfig=kubeconfig, audit=folder / "audit.jsonl", etcd=f"http://127.0.0.1:{etcd}")
     (folder / "audit.json").write_text(json.dumps(AUDIT))
     with ExitStack() as stack:
-        stack.enter_context(_daemon(folder, _etcd(folder, etcd, peer)))
-        stack.enter_context(_daemon(folder, [*_api_server(folder, etcd, port), *options]))
+        stack.enter_context(daemon(folder, _etcd(folder, etcd, peer)))
+        stack.enter_context(daemon(folder, [*_api_server(folder, etcd, port), *options]))
         until(lambda: _ready(server), "the API server is ready", timeout=READY_TIMEOUT, log=_log(folder, PROGRAMS[1]))
         server.kubectl("apply", "-f", str(CRD))
         server.kubectl("wait", "--for=condition=established", "crd/fthsdpjobs.fthsdp.dev", "--timeout=60s")
-        stack.enter_context(_daemon(folder, _controllers(folder)))
+        stack.enter_context(daemon(folder, _controllers(folder)))
         yield server
 
 
@@ -107,18 +115,20 @@ def _api_server(folder: Path, etcd: int, port: int) -> list[str]:
         *(f"--service-account-signing-key-file={folder}/accounts.key", "--service-account-issuer=https://test"),
         *(f"--audit-policy-file={folder}/audit.json", f"--audit-log-path={folder}/audit.jsonl"),
         "--enable-admission-plugins=OwnerReferencesPermissionEnforcement",  # as some clusters have it
+        *("--runtime-config=scheduling.k8s.io/v1beta1=true", f"--feature-gates={GANG_FEATURE}"),
     ]
 
 
 def _controllers(folder: Path) -> list[str]:
     return [
         *("kube-controller-manager", f"--kubeconfig={folder}/kubeconfig", "--leader-elect=false", "--secure-port=0"),
-        "--controllers=garbage-collector-controller,serviceaccount-controller,namespace-controller",
+        f"--controllers={','.join(f'{name}-controller' for name in CONTROLLERS)}",
+        f"--feature-gates={GANG_FEATURE}",
     ]
 
 
 @contextmanager
-def _daemon(folder: Path, command: Sequence[str]) -> Iterator[None]:
+def daemon(folder: Path, command: Sequence[str]) -> Iterator[None]:
     with _log(folder, command[0]).open("wb") as log:
         process = subprocess.Popen(
             [programs() / command[0], *command[1:]],

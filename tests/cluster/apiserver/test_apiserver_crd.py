@@ -45,6 +45,15 @@ def pod(**fields: Any) -> Manifest:
     return changed(lambda job: job["spec"]["template"]["spec"].update(fields))
 
 
+def _pod(job: Manifest) -> Manifest:
+    made: Manifest = job["spec"]["template"]["spec"]
+    return made
+
+
+def metadata(**fields: Any) -> Manifest:
+    return changed(lambda job: job["spec"]["template"].update(metadata=fields))
+
+
 def container(**fields: Any) -> Manifest:
     return changed(lambda job: job["spec"]["template"]["spec"]["containers"][0].update(fields))
 
@@ -89,6 +98,33 @@ SAME_SENTENCE = [
     (spec(spares=1022), "replicas and spares together are more than 1024: lower one of them"),
     (spec(batchPolicy="Constant", lrPolicy="Linear"), "lrPolicy follows a batch that shrinks"),
     (pod(restartPolicy="OnFailure"), "template.spec.restartPolicy has to be Never or left out"),
+    (container(restartPolicy="Always"), "template.spec.restartPolicy has to be Never or left out"),
+    (pod(hostname="a"), "template.spec.hostname and subdomain are set by fthsdp itself"),
+    (pod(subdomain="a"), "template.spec.hostname and subdomain are set by fthsdp itself"),
+    (pod(volumes=[{"name": "fthsdp-key"}]), "names of volumes that start with fthsdp- are those of fthsdp itself"),
+    (
+        container(volumeMounts=[{"name": "a", "mountPath": "/var/run/fthsdp/x"}]),
+        "folders that start with /var/run/fthsdp are those of fthsdp itself: mount the volume somewhere else",
+    ),
+    (metadata(labels={"fthsdp.dev/replica": "0"}), "labels and annotations that start with fthsdp.dev/ are set"),
+    (metadata(annotations={"fthsdp.dev/x": "0"}), "labels and annotations that start with fthsdp.dev/ are set"),
+    (spec(placement={"exclusive": True}), "placement.exclusive needs replicaTopologyKey: name the label of the nodes"),
+    (
+        changed(
+            lambda job: (
+                _pod(job).update(affinity={"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{}]}}),
+                job["spec"].update(placement={"replicaTopologyKey": "rack"}),
+            )
+        ),
+        "placement.replicaTopologyKey and podAffinity that the template requires cannot both hold",
+    ),
+    (spec(gang={"provider": "Kueue"}), "gang.queue is missing: Kueue needs the name of a LocalQueue"),
+    (spec(gang={"provider": "Native", "queue": "q"}), "gang.queue is for the providers Volcano and Kueue"),
+    (spec(gang={"scheduleTimeoutSeconds": 9}), "gang.scheduleTimeoutSeconds is for the provider Coscheduling"),
+    (
+        changed(lambda job: (_pod(job).update(hostNetwork=True), job["spec"].update(network={"masterPort": 65525}))),
+        "network.masterPort is too high: with hostNetwork each replica and spare has four ports",
+    ),
     (container(env=[{"name": "FTHSDP_RANK", "value": "1"}]), "env names that start with FTHSDP_ or PET_"),
     (container(env=[{"name": "MASTER_ADDR", "value": "x"}]), "env names that start with FTHSDP_ or PET_"),
     (container(env=[{"name": "RANK", "value": "0"}]), "env names that start with FTHSDP_ or PET_"),
@@ -112,6 +148,11 @@ SAME_FIELD = [
     (spec(replica=3), "spec.replica"),
     (pod(containers=[]), "spec.template.spec.containers"),
     (pod(volumes="x"), "spec.template.spec.volumes"),
+    (pod(hostNetwork="yes"), "spec.template.spec.hostNetwork"),
+    (metadata(labels={"on": True}), "spec.template.metadata.labels.on"),
+    (spec(network={"masterPort": 80}), "spec.network.masterPort"),
+    (spec(gang={"provider": "Slurm"}), "spec.gang.provider"),
+    (spec(placement={"replicaTopologyKey": "a/b/c"}), "spec.placement.replicaTopologyKey"),
     (changed(lambda job: job["spec"].pop("template")), "spec.template"),
     (changed(lambda job: job["spec"]["template"]["spec"].pop("containers")), "spec.template.spec.containers"),
     (spec(coordinator={"silenceTimeoutSeconds": 1}), "spec.coordinator.silenceTimeoutSeconds"),
@@ -167,7 +208,8 @@ def test_the_longest_failure_policy_is_accepted(apiserver: ApiServer) -> None:
 
 def test_a_job_comes_back_with_its_defaults(apiserver: ApiServer) -> None:
     made = json.loads(apiserver.kubectl("create", "--dry-run=server", "-o", "json", "-f", "-", stdin=json.dumps(GOOD)))
-    assert made["spec"]["processesPerPod"] == 1
+    assert "processesPerPod" not in made["spec"]
+    assert made["spec"]["network"] == {"masterPort": 29500}
     policy = made["spec"]["failurePolicy"]
     assert policy["perReplica"] == {"limit": 5, "windowSeconds": 3600}
     assert policy["backoff"] == {"initialSeconds": 5, "maxSeconds": 300, "factor": 2, "stableSeconds": 600}

@@ -57,7 +57,11 @@ class AsOperator(ApiServer):
 @pytest.fixture
 def role(helm: Path, namespace: str) -> Object:
     """Return the Role that the chart gives the operator in a namespace."""
-    objects = render(helm, f"watchNamespaces={{{namespace}}}", namespace=namespace)
+    return role_with(helm, namespace)
+
+
+def role_with(helm: Path, namespace: str, *settings: str) -> Object:
+    objects = render(helm, f"watchNamespaces={{{namespace}}}", *settings, namespace=namespace)
     (found,) = (it for it in objects if it["kind"] == "Role" and it["metadata"]["name"] == ACCOUNT)
     return dict(found)
 
@@ -156,6 +160,31 @@ def test_an_operator_of_all_namespaces_sees_nodes_and_one_of_a_few_gets_that_rig
         story.kubectl("delete", f"node/{name}", f"clusterrole/{name}", f"clusterrolebinding/{name}")
     assert list(seen) == [name]
     assert seen[name].unschedulable
+
+
+def test_groups_are_made_and_deleted_with_the_rights_of_their_provider(story: Story, helm: Path) -> None:
+    plain, more = (granted(role_with(helm, story.namespace, *it)) for it in ((), ("gang.providers={Native}",)))
+    groups = {("scheduling.k8s.io", "podgroups", verb) for verb in ("create", "delete")}
+    assert more - plain == groups
+    role = role_with(helm, story.namespace, "gang.providers={Native}")
+    story.kubectl("apply", "-f", "-", stdin=json.dumps(role))
+    with story.operator():
+        story.start(gang={"provider": "Native"})
+        suspend(story, True)
+        story.until(lambda: not story.pods(), "no pod is left")
+    seen = list(requests(story))
+    assert {right for right, status in seen if status == 403} <= {NODES}
+    assert groups <= {right for right, _ in seen}
+
+
+def test_without_the_rights_of_a_provider_the_job_says_what_is_missing(story: Story, role: Object) -> None:
+    story.kubectl("apply", "-f", "-", stdin=json.dumps(role))
+    job = {**GOOD, "spec": {**GOOD["spec"], "gang": {"provider": "Native"}}}
+    with story.operator():
+        story.kubectl("apply", "-f", "-", stdin=json.dumps(job))
+        story.until(lambda: "Stalled" in str(story.job().get("status", {})), "the operator has seen the job")
+        story.until(lambda: "cannot create resource" in str(story.job()["status"]["conditions"]), "the job says so")
+    assert not [name for name in story.pods() if "coordinator" not in name]
 
 
 # --- and without one of them ----------------------------------------------------------------------------------------
