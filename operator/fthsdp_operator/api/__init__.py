@@ -7,8 +7,8 @@ what ``kubectl explain`` prints.
 
 from __future__ import annotations
 
-from fthsdp_operator.api.deadlines import Deadlines
 from fthsdp_operator.api.advice import advice
+from fthsdp_operator.api.deadlines import Deadlines
 from fthsdp_operator.api.failure_policy import (
     Backoff,
     ExitCodeOperator,
@@ -48,8 +48,8 @@ from fthsdp_operator.api.names import (
     coordinator_name,
     pod_name,
 )
-from fthsdp_operator.api.node_policy import Avoid, AvoidMode, NodePolicy, OnCordon, UnhealthyCondition
 from fthsdp_operator.api.network import PORTS_PER_ATTEMPT, PORTS_PER_REPLICA, NetworkSpec
+from fthsdp_operator.api.node_policy import Avoid, AvoidMode, NodePolicy, OnCordon, UnhealthyCondition
 from fthsdp_operator.api.parse import parse_job
 from fthsdp_operator.api.parts import Time, format_time
 from fthsdp_operator.api.placement import PlacementSpec
@@ -119,10 +119,10 @@ __all__ = [
     "JobState",
     "JobStatus",
     "Metadata",
+    "NetworkSpec",
     "NodeFaults",
     "NodePolicy",
     "OnCordon",
-    "NetworkSpec",
     "OnExhausted",
     "OnExitCodes",
     "OnPodCondition",

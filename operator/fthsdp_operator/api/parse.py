@@ -35,8 +35,8 @@ from fthsdp_operator.api.names import (
     RESERVED_ENV_PREFIX,
     TRANSPORT_ENV,
 )
-from fthsdp_operator.api.node_policy import OWN_CONDITION_RULE, OWN_TAINT_RULE, OWN_TAINTS, NodePolicy
 from fthsdp_operator.api.network import LAST_PORT, PORTS_RULE, last_port
+from fthsdp_operator.api.node_policy import OWN_CONDITION_RULE, OWN_TAINT_RULE, OWN_TAINTS, NodePolicy
 from fthsdp_operator.api.placement import AFFINITY_RULE, EXCLUSIVE_RULE
 from fthsdp_operator.api.spec import LR_RULE, REPLICAS_RULE, SPARES_RULE, STALL_RULE, Checkpoint, JobSpec
 from fthsdp_operator.api.template import (

@@ -11,8 +11,8 @@ from fthsdp_operator.api.deadlines import FORCE_RULE, Deadlines
 from fthsdp_operator.api.failure_policy import CONTAINER_RULE, FailurePolicy
 from fthsdp_operator.api.gang import GangSpec
 from fthsdp_operator.api.names import MANAGER, MAX_PODS, MAX_PROCESSES, MAX_REPLICAS
-from fthsdp_operator.api.node_policy import NodePolicy
 from fthsdp_operator.api.network import PORTS_CEL, PORTS_RULE, NetworkSpec
+from fthsdp_operator.api.node_policy import NodePolicy
 from fthsdp_operator.api.parts import SpecPart
 from fthsdp_operator.api.placement import AFFINITY_CEL, AFFINITY_RULE, PlacementSpec
 from fthsdp_operator.api.success import Success

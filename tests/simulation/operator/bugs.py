@@ -8,7 +8,19 @@ from typing import Any
 
 import pytest
 
-from fthsdp_operator import cache, coordinator_pod, deadlines, execute, nodes, observe, policy, render, replicas, roll, run
+from fthsdp_operator import (
+    cache,
+    coordinator_pod,
+    deadlines,
+    execute,
+    nodes,
+    observe,
+    policy,
+    render,
+    replicas,
+    roll,
+    run,
+)
 from fthsdp_operator import plan as rules
 from fthsdp_operator.actions import Create, Delete, Plan, Tell, delete, tell
 from fthsdp_operator.api import Job, JobStatus, ReplicaState, ReplicaStatus
