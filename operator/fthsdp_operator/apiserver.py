@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import base64
 import hashlib
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,17 +11,15 @@ from urllib.parse import quote
 
 import aiohttp
 
-from fthsdp.coordinator.client import OperatorClient
 from fthsdp.coordinator.messages import Exited, Status
-from fthsdp.errors import ConfigError, WireError
-from fthsdp.tls import Credentials, Tls
+from fthsdp.errors import ConfigError
 from fthsdp_operator.actions import Event
 from fthsdp_operator.api import API_VERSION, JOB_LABEL, KIND, PLURAL, Job, coordinator_name, format_time
 from fthsdp_operator.cluster import AlreadyExists, ClusterError, Conflict, Manifest, NamespaceEnding, Unanswered
 from fthsdp_operator.collection import Collection
 from fthsdp_operator.gang import GROUP_API, group_kind
+from fthsdp_operator.coordinators import Coordinators
 from fthsdp_operator.observe import NodeView, PodView, view
-from fthsdp_operator.render import COORDINATOR_PORT, secret_name
 from fthsdp_operator.requests import Access, NotFound, Requests
 from fthsdp_operator.sight import EVERYWHERE, Sight
 
@@ -33,8 +29,6 @@ log = logging.getLogger(__name__)
 
 PROBE_TIMEOUT = 3.0
 """Seconds for the question whether the API server answers at all: a kubelet waits for what follows from it."""
-COORDINATOR_TIMEOUT = 1.0
-"""Seconds for one question to a coordinator: a reconcile waits for it, and can do without the answer."""
 
 _COLLECTIONS = {
     KIND: f"apis/{API_VERSION}/namespaces/{{}}/{PLURAL}",
@@ -58,8 +52,7 @@ class KubernetesCluster:
         self.coordinator_image = coordinator_image
         self._requests = requests
         self._sight = Sight(pods={})
-        self._coordinators: dict[tuple[str, str], OperatorClient] = {}
-        """Open connections, by namespace and name of the job."""
+        self._coordinators = Coordinators(self.get)
 
     @classmethod
     async def connect(
@@ -117,8 +110,7 @@ class KubernetesCluster:
 
     async def close(self) -> None:
         """Close all connections."""
-        for key in list(self._coordinators):
-            await self._hang_up(key)
+        await self._coordinators.close()
         await self._requests.close()
 
     # --- objects ---
@@ -127,7 +119,7 @@ class KubernetesCluster:
         """Return the job, or None when it is gone."""
         job = await self.get(KIND, namespace, name)
         if job is None:
-            await self._hang_up((namespace, name))
+            await self._coordinators.hang_up((namespace, name))
         return job
 
     def known_pods(self, namespace: str, job: str) -> Group[PodView]:
@@ -211,70 +203,16 @@ class KubernetesCluster:
 
     async def tell_coordinator(self, job: Job, message: Exited) -> None:
         """Send a message to the job's coordinator. One that does not listen is no error: it is told again."""
-        coordinator = await self._coordinator(job)
-        if coordinator is None:
-            return
         self._requests.time_left()
-        try:
-            await coordinator.exited(message)
-        except WireError as error:
-            who = {"replica": message.replica, "attempt": message.attempt}
-            log.info("%s/%s: could not tell the coordinator: %s", job.namespace, job.name, error, extra=who)
-            await self._hang_up((job.namespace, job.name))
+        await self._coordinators.tell(job, self._address(job), message)
 
     async def coordinator_status(self, job: Job) -> Status | None:
-        """Ask the job's coordinator; None when it does not answer within a second."""
-        coordinator = await self._coordinator(job)
-        if coordinator is None:
-            return None
-        try:
-            return await coordinator.status()
-        except WireError as error:
-            log.debug("%s/%s: no answer from the coordinator: %s", job.namespace, job.name, error)
-            await self._hang_up((job.namespace, job.name))
-            return None
+        """Ask the job's coordinator; None when it does not answer at once."""
+        return await self._coordinators.status(job, self._address(job))
 
-    async def _coordinator(self, job: Job) -> OperatorClient | None:
-        """Return the connection to a job's coordinator; it is found anew only after it was lost."""
-        key = (job.namespace, job.name)
-        if key not in self._coordinators:
-            pod, secret, tls = await asyncio.gather(
-                self.get("Pod", job.namespace, coordinator_name(job.name)),
-                self.get("Secret", job.namespace, secret_name(job.name)),
-                self._certificates(job),
-            )
-            address, word = (pod or {}).get("status", {}).get("podIP"), (secret or {}).get("data", {}).get("key")
-            if not address or not word or (job.spec.tls is not None and tls is None):
-                return None
-            host = f"[{address}]" if ":" in address else address
-            self._coordinators[key] = OperatorClient(
-                f"{host}:{COORDINATOR_PORT}",
-                base64.b64decode(word).strip(),
-                job=job.name,
-                timeout=COORDINATOR_TIMEOUT,
-                tls=tls,
-            )
-        return self._coordinators[key]
-
-    async def _certificates(self, job: Job) -> Tls | None:
-        """Return those of the job; None without any that can be used."""
-        if job.spec.tls is None:
-            return None
-        name = job.spec.tls.secret_name
-        data = (await self.get("Secret", job.namespace, name) or {}).get("data") or {}
-        try:
-            certificate, key, authority = (base64.b64decode(data[file]) for file in ("tls.crt", "tls.key", "ca.crt"))
-            return Tls(Credentials(certificate=certificate, key=key, authority=authority))
-        except KeyError as error:
-            log.warning("%s/%s: the Secret %s has no %s", job.namespace, job.name, name, error)
-        except ConfigError as error:
-            log.warning("%s/%s: the Secret %s: %s", job.namespace, job.name, name, error)
-        return None
-
-    async def _hang_up(self, key: tuple[str, str]) -> None:
-        coordinator = self._coordinators.pop(key, None)
-        if coordinator is not None:
-            await coordinator.close()
+    def _address(self, job: Job) -> str:
+        name = coordinator_name(job.name)
+        return next((pod.address for pod in self.known_pods(job.namespace, job.name) if pod.name == name), "")
 
     # --- events ---
 

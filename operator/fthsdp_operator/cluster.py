@@ -118,7 +118,7 @@ class Cluster(Protocol):
         ...
 
     async def coordinator_status(self, job: Job) -> Status | None:
-        """Ask the job's coordinator; None when it does not answer within a second."""
+        """Ask the job's coordinator; None when it does not answer at once."""
         ...
 
     async def record_event(self, job: Job, event: Event, now: float) -> None:

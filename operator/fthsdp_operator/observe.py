@@ -69,6 +69,8 @@ class PodView:
     main: str = ""
     """Name of its main container."""
     node: str | None = None
+    address: str = ""
+    """Of a coordinator's pod, once it has one."""
     config: str = ""
     """What a coordinator was started with."""
     reason: str = ""
@@ -275,6 +277,7 @@ def view(pod: Manifest) -> PodView | None:
         lingers=phase in ENDED and status.get("phase") not in ENDED,
         main=intern(main),
         node=intern((pod.get("spec") or {}).get("nodeName") or "") or None,
+        address="" if trainer else status.get("podIP") or "",
         config=intern((metadata.get("annotations") or {}).get(CONFIG_ANNOTATION, "")),
         reason=intern(status.get("reason") or disruption[0]),
         message=status.get("message") or disruption[1],

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kubernetes.aio.client.api_client import ApiClient
-from kubernetes.aio.client.configuration import Configuration
 from tests.local.certificates import Authority
 
 from fthsdp.coordinator.client import OperatorClient
@@ -20,9 +18,8 @@ from fthsdp.coordinator.messages import Welcome
 from fthsdp.errors import Refused, Untrusted
 from fthsdp.tls import Tls
 from fthsdp.wire import open_blocking
-from fthsdp_operator import apiserver
 from fthsdp_operator.api import API_VERSION, KIND, parse_job
-from fthsdp_operator.apiserver import KubernetesCluster
+from fthsdp_operator.coordinators import Coordinators
 
 pytestmark = pytest.mark.local
 Make = Callable[..., Any]
@@ -136,26 +133,12 @@ def test_a_leader_whose_certificate_ran_out_comes_back_with_the_renewed_one(
     again.ends_undisturbed(leaders)
 
 
-class ClusterOfTest(KubernetesCluster):
-    """Of the API server only what is asked before the coordinator is."""
-
-    def __init__(self, objects: dict[tuple[str, str], Any]) -> None:
-        super().__init__(ApiClient(Configuration()), coordinator_image="x")
-        self._objects = objects
-
-    async def get(self, kind: str, namespace: str, name: str) -> Any:
-        return self._objects.get((kind, name))
-
-
 @pytest.mark.parametrize("lacking", [None, "ca.crt"])
 def test_the_operator_uses_the_secret_that_the_job_names(
-    process: Any, leaders: list[Any], certificates: Path, lacking: str | None, monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
-    monkeypatch.setattr(apiserver, "COORDINATOR_PORT", process.port)
+    process: Any, leaders: list[Any], certificates: Path, lacking: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
     files = {file.name: base64.b64encode(file.read_bytes()).decode() for file in certificates.iterdir()}
     objects = {
-        ("Pod", "job-coordinator"): {"status": {"podIP": "127.0.0.1"}},
         ("Secret", "job-key"): {"data": {"key": base64.b64encode(KEY).decode()}},
         ("Secret", "certs"): {"data": {name: text for name, text in files.items() if name != lacking}},
     }
@@ -163,12 +146,15 @@ def test_the_operator_uses_the_secret_that_the_job_names(
     spec = {"replicas": 2, "tls": {"secretName": "certs"}, "template": template}
     job = parse_job({"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "job"}, "spec": spec})
 
+    async def read(kind: str, namespace: str, name: str) -> Any:
+        return objects.get((kind, name))
+
     async def question() -> Any:
-        cluster = ClusterOfTest(objects)
+        coordinators = Coordinators(read, port=process.port)
         try:
-            return await cluster.coordinator_status(job)
+            return await coordinators.status(job, "127.0.0.1")
         finally:
-            await cluster.close()
+            await coordinators.close()
 
     status = asyncio.run(question())
     if lacking is None:
