@@ -62,7 +62,8 @@ def main() -> int:
                 print(f"{name} could not be measured: {error}", file=sys.stderr, flush=True)
     seconds = time.monotonic() - began
     print(table(figures))
-    print(f"\n{seconds / 60:.1f} minutes; written to {write(figures, plan, seconds=seconds, folder=given.out)}")
+    file = write(figures, name=plan.name, module="tests.bench", seconds=seconds, folder=given.out)
+    print(f"\n{seconds / 60:.1f} minutes; written to {file}")
     missed = [figure.name for figure in figures if figure.missed]
     if missed or failed:
         print("missed: " + "; ".join([*missed, *(f"{name} (not measured)" for name in failed)]))

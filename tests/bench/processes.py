@@ -94,6 +94,11 @@ class Child:
             self._news.notify_all()
 
     @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
     def alive(self) -> bool:
         """Whether it has not ended yet."""
         return self._process.poll() is None

@@ -15,18 +15,17 @@ from typing import Any
 
 from tests.bench.figures import Figure
 from tests.bench.peers import TORCHFT
-from tests.bench.plan import Plan
 from tests.bench.processes import ROOT
 
 __all__ = ["write"]
 
 
-def write(figures: Sequence[Figure], plan: Plan, *, seconds: float, folder: Path) -> Path:
-    """Write everything that was measured, and on what; return the file."""
+def write(figures: Sequence[Figure], *, name: str, module: str, seconds: float, folder: Path) -> Path:
+    """Write everything that was measured by a module, and on what; return the file, which has ``name`` in its own."""
     folder.mkdir(parents=True, exist_ok=True)
-    file = folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{plan.name}.json"
+    file = folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}.json"
     document = {
-        "command": " ".join(["python", "-m", "tests.bench", *sys.argv[1:]]),
+        "command": " ".join(["python", "-m", module, *sys.argv[1:]]),
         "ended": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "took_s": round(seconds, 1),
         "machine": machine(),

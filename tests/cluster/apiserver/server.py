@@ -21,7 +21,9 @@ from tests.ports import free_port
 
 CRD = Path(__file__).parents[3] / "crds" / "fthsdpjobs.yaml"
 PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kubectl")
-CONTROLLERS = ("garbage-collector", "serviceaccount", "namespace", "podgroup-protection")
+CONTROLLERS = tuple(
+    f"{name}-controller" for name in ("garbage-collector", "serviceaccount", "namespace", "podgroup-protection")
+)
 GANG_FEATURE = "GenericWorkload=true"
 """Kubernetes' own gang scheduling is switched off where nobody switches it on."""
 READY_TIMEOUT = 120.0
@@ -74,10 +76,15 @@ class ApiServer:
 
 
 @contextmanager
-def running(folder: Path, *options: str) -> Iterator[ApiServer]:
+def running(
+    folder: Path,
+    *options: str,
+    controllers: Sequence[str] = CONTROLLERS,
+    calls_per_second: int = 20,
+) -> Iterator[ApiServer]:
     """Start one that keeps its files in ``folder``, with our CRD; gone when this returns.
 
-    ``options`` are those of kube-apiserver.
+    ``options`` are those of kube-apiserver; ``calls_per_second`` are the controllers', who have 20 otherwise.
     """
     etcd, peer, port = (free_port() for _ in range(3))
     kubeconfig = folder / "kubeconfig"
@@ -93,7 +100,7 @@ def running(folder: Path, *options: str) -> Iterator[ApiServer]:
         until(lambda: _ready(server), "the API server is ready", timeout=READY_TIMEOUT, log=_log(folder, PROGRAMS[1]))
         server.kubectl("apply", "-f", str(CRD))
         server.kubectl("wait", "--for=condition=established", "crd/fthsdpjobs.fthsdp.dev", "--timeout=60s")
-        stack.enter_context(daemon(folder, _controllers(folder)))
+        stack.enter_context(daemon(folder, _controllers(folder, controllers, calls_per_second)))
         yield server
 
 
@@ -119,16 +126,18 @@ def _api_server(folder: Path, etcd: int, port: int) -> list[str]:
     ]
 
 
-def _controllers(folder: Path) -> list[str]:
+def _controllers(folder: Path, names: Sequence[str], calls_per_second: int) -> list[str]:
     return [
         *("kube-controller-manager", f"--kubeconfig={folder}/kubeconfig", "--leader-elect=false", "--secure-port=0"),
-        f"--controllers={','.join(f'{name}-controller' for name in CONTROLLERS)}",
+        *(f"--controllers={','.join(names)}", f"--kube-api-qps={calls_per_second}"),
+        f"--kube-api-burst={calls_per_second + calls_per_second // 2}",
         f"--feature-gates={GANG_FEATURE}",
     ]
 
 
 @contextmanager
 def daemon(folder: Path, command: Sequence[str]) -> Iterator[None]:
+    """Run one of the programs, with its log in ``folder``."""
     with _log(folder, command[0]).open("wb") as log:
         process = subprocess.Popen(
             [programs() / command[0], *command[1:]],

@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +20,10 @@ from pathlib import Path
 from tests.cluster.kube.shell import run
 
 __all__ = [
+    "FAKE_NODES",
     "KUBERNETES",
     "PROGRAMS",
+    "Program",
     "build_missing",
     "cache_folder",
     "find_helm",
@@ -55,6 +57,8 @@ PROGRAMS = (
     Program(name="coredns", package="github.com/coredns/coredns", module="github.com/coredns/coredns@v1.15.0"),
     _PAUSE,
 )
+FAKE_NODES = Program(name="kwok", package="sigs.k8s.io/kwok/cmd/kwok", module="sigs.k8s.io/kwok@v0.8.0")
+"""Plays the kubelets of nodes that do not exist, for benchmarks of the operator. No cluster needs it."""
 
 
 def cache_folder() -> Path:
@@ -67,9 +71,9 @@ def program_folder() -> Path:
     return cache_folder() / f"kubernetes-{KUBERNETES}" / "bin"
 
 
-def missing_programs(folder: Path) -> tuple[Program, ...]:
-    """Return those that have to be built before a cluster can start."""
-    return tuple(program for program in PROGRAMS if not os.access(folder / program.name, os.X_OK))
+def missing_programs(folder: Path, wanted: Sequence[Program] = PROGRAMS) -> tuple[Program, ...]:
+    """Return those that have to be built before a cluster, or what else wants them, can start."""
+    return tuple(program for program in wanted if not os.access(folder / program.name, os.X_OK))
 
 
 def find_helm() -> Path | None:
@@ -79,12 +83,12 @@ def find_helm() -> Path | None:
     return Path(found) if found else None
 
 
-def build_missing() -> Path:
+def build_missing(wanted: Sequence[Program] = PROGRAMS) -> Path:
     """Build what is missing and return the folder; about ten minutes when all of it is. Raises ClusterError."""
     folder = program_folder()
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder / ".lock"), tempfile.TemporaryDirectory(prefix="fthsdp-build-") as work:
-        missing = missing_programs(folder)
+        missing = missing_programs(folder, wanted)
         if any(not program.module and program is not _PAUSE for program in missing):
             _write_kubernetes_module(Path(work) / "kubernetes")
         for program in missing:
