@@ -135,7 +135,7 @@ def _which_counts(container: str) -> dict[str, str]:
 
 
 def _equip(container: Manifest, env: Sequence[Manifest], mounts: Sequence[Manifest]) -> None:
-    container["env"] = [*copy.deepcopy(list(env)), *(container.get("env") or [])]
+    container["env"] = [*map(dict, env), *(container.get("env") or [])]
     container["volumeMounts"] = [*(container.get("volumeMounts") or []), *mounts]
     # The last lines of the log become the message of a failure, unless the user's program writes one itself.
     container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
