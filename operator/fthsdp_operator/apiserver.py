@@ -17,8 +17,8 @@ from fthsdp_operator.actions import Event
 from fthsdp_operator.api import API_VERSION, JOB_LABEL, KIND, PLURAL, Job, coordinator_name, format_time
 from fthsdp_operator.cluster import AlreadyExists, ClusterError, Conflict, Manifest, NamespaceEnding, Unanswered
 from fthsdp_operator.collection import Collection
-from fthsdp_operator.gang import GROUP_API, group_kind
 from fthsdp_operator.coordinators import Coordinators
+from fthsdp_operator.gang import GROUP_API, group_kind
 from fthsdp_operator.observe import NodeView, PodView, view
 from fthsdp_operator.requests import Access, NotFound, Requests
 from fthsdp_operator.sight import EVERYWHERE, Sight
