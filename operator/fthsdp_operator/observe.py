@@ -37,7 +37,6 @@ Name = tuple[str, str]
 """Kind and name of an object."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 @dataclass(frozen=True, slots=True)
 class Hold:
     """What keeps a pod, or a container of it, from starting: who has to act says so."""
