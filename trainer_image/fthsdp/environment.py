@@ -15,6 +15,7 @@ from fthsdp.errors import ConfigError
 
 __all__ = [
     "ATTEMPT",
+    "ATTEMPT_FILE",
     "BATCH_POLICY",
     "CHECKPOINT_EVERY",
     "CHECKPOINT_PATH",
@@ -28,6 +29,7 @@ __all__ = [
     "PODS_PER_REPLICA",
     "POD_INDEX",
     "POD_IP",
+    "PRELOAD",
     "PROCESSES_PER_POD",
     "REPLICA",
     "TLS_DIR",
@@ -44,6 +46,10 @@ REPLICA = "FTHSDP_REPLICA"
 """Index of this data-parallel replica, 0 … replicas-1. Stable over restarts."""
 ATTEMPT = "FTHSDP_ATTEMPT"
 """Incarnation of the replica; grows with each restart. An older one is refused."""
+ATTEMPT_FILE = "FTHSDP_ATTEMPT_FILE"
+"""File in which the launcher finds the attempt that is to run in its pod now; see ``fthsdp.launcher``."""
+PRELOAD = "FTHSDP_PRELOAD"
+"""Modules, separated by commas, that the launcher's waiting interpreter has imported; it keeps none where unset."""
 POD_INDEX = "FTHSDP_POD_INDEX"
 """Index of this pod inside its replica."""
 PODS_PER_REPLICA = "FTHSDP_PODS_PER_REPLICA"

@@ -162,6 +162,11 @@ TIMEOUTS: dict[str, Timeout] = {
         default=365 * 86400.0,
         meaning="torch gives up a collective inside a replica: never, so that a pause may last as long as it takes",
     ),
+    "launcher_patience": Timeout(
+        name="the launcher's patience",
+        default=30.0,
+        meaning="a crashed command whose launcher is told of no new attempt ends its container",
+    ),
     # the operator
     "termination_grace": Timeout(
         name="the pods' grace period",

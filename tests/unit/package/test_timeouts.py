@@ -14,6 +14,7 @@ from fthsdp.coordinator.client import LeaderClient
 from fthsdp.coordinator.events import MembershipSettings
 from fthsdp.errors import ConfigError
 from fthsdp.ftar import FtarSettings
+from fthsdp.launcher import supervisor
 from fthsdp.timeouts import RULES, TIMEOUTS, Rule, check
 from fthsdp_operator import deadlines, lease, nodes, plan, policy, replicas
 from fthsdp_operator.api import Deadlines, NodePolicy
@@ -37,6 +38,7 @@ def in_the_code() -> dict[str, float]:
         "bye_timeout": group._BYE_TIMEOUT,
         "group_timeout": vote.FOR_EVER.total_seconds(),
         "termination_grace": kubelet.DEFAULT_GRACE,
+        "launcher_patience": supervisor.PATIENCE,
         "straggler_grace": replicas.STRAGGLER_GRACE,
         "coordinator_linger": plan.COORDINATOR_LINGER,
         "early_exit_grace": policy.EARLY_EXIT_GRACE,

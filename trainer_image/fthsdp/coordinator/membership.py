@@ -51,6 +51,7 @@ from fthsdp.coordinator.messages import (
     Bye,
     Cause,
     Close,
+    Crash,
     EpochRecord,
     Exited,
     FromCoordinator,
@@ -267,6 +268,16 @@ class Membership:
         self._facts.give_up(event.replica, event.attempt)
         if event.final and (peer is None or peer.attempt <= event.attempt):
             self._facts.abandoned.add(event.replica)
+        if event.crash is not None and (peer is None or peer.attempt <= event.attempt):
+            self._crashed(event)
+
+    def _crashed(self, event: Exited) -> None:
+        """Keep what a launcher says for the operator: the first crash of an attempt, as the others follow from it."""
+        _, known = self._verdicts.get(event.replica, (0.0, None))
+        known_attempt = -1 if known is None else known.attempt
+        vague = known is not None and known.cause is Cause.CONNECTION_LOST
+        if known_attempt < event.attempt or (vague and known_attempt == event.attempt):
+            self._judge(event.replica, event.attempt, Cause.EXITED, event.reason, crash=event.crash)
 
     # --- evidence ---------------------------------------------------------------------------------------------------
 
@@ -347,10 +358,11 @@ class Membership:
         if peer.connection is not None:
             self._refuse(peer.connection, peer.replica, peer.attempt, f"taken out of the job ({cause}): {reason}")
 
-    def _judge(self, replica: int, attempt: int, cause: Cause, reason: str) -> None:
+    def _judge(self, replica: int, attempt: int, cause: Cause, reason: str, *, crash: Crash | None = None) -> None:
         # Who only lost its connections has most probably ended, and whoever started it will see how.
         since = self._now + (self._settings.silence_timeout if cause is Cause.CONNECTION_LOST else 0.0)
-        self._verdicts[replica] = (since, Verdict(replica=replica, attempt=attempt, cause=cause, reason=reason))
+        verdict = Verdict(replica=replica, attempt=attempt, cause=cause, reason=reason, crash=crash)
+        self._verdicts[replica] = (since, verdict)
 
     # --- what the facts demand --------------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ __all__ = [
     "CatchingUp",
     "Cause",
     "Close",
+    "Crash",
     "EpochRecord",
     "Exited",
     "FromCoordinator",
@@ -404,6 +405,17 @@ class Bye(_Model):
 # --- operator (or local launcher) ↔ coordinator ----------------------------------------------------------------------
 
 
+class Crash(_Model):
+    """How the command of a pod ended whose container still runs: its launcher says so."""
+
+    pod: int
+    """Index of the pod inside its replica."""
+    exit_code: int
+    """128 + n for signal n."""
+    words: str = Field(default="", max_length=LONGEST_STACK)
+    """The last ones on its standard error."""
+
+
 class Exited(_Model):
     """A pod or process of this replica's attempt is gone or going: do not wait for it."""
 
@@ -415,6 +427,8 @@ class Exited(_Model):
     """Unix time in seconds."""
     final: bool = False
     """No other attempt of this replica follows: a run that begins does not wait for one."""
+    crash: Crash | None = None
+    """From a launcher: what it has to say to the operator, which asks for verdicts."""
 
 
 class StatusRequest(_Model):
@@ -441,6 +455,8 @@ class Verdict(_Model):
     attempt: int
     cause: Cause
     reason: str
+    crash: Crash | None = None
+    """With the cause ``Exited``: the pod's container waits to be told what to run next."""
 
 
 class Status(_Model):
