@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from fthsdp.coordinator.messages import Exited
 from fthsdp_operator.api import EventReason, JobStatus
 from fthsdp_operator.observe import PodView
 
-__all__ = ["Action", "Create", "Delete", "Event", "Plan", "Step", "Tell", "by_force", "delete", "tell"]
+__all__ = ["Action", "Create", "Delete", "Event", "Label", "Plan", "Step", "Tell", "by_force", "delete", "tell"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,18 @@ class Tell:
     message: Exited
 
 
-Action = Create | Delete | Tell
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Label:
+    """Set labels of a pod; that it is gone, or another one by now, is fine."""
+
+    name: str
+    uid: str
+    labels: Mapping[str, str]
+    why: str = ""
+    """For people."""
+
+
+Action = Create | Delete | Label | Tell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

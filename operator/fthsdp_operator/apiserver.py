@@ -185,6 +185,16 @@ class KubernetesCluster:
         if kind == "Pod" and gone:
             self._sight.forget(namespace, uid)
 
+    async def label_pod(self, namespace: str, name: str, labels: Mapping[str, str], *, uid: str) -> None:
+        """Set labels of the pod with this uid; one that is gone, or has another uid by now, is left alone."""
+        patch = {"metadata": {"uid": uid, "labels": dict(labels)}}
+        path = _path("Pod", namespace, name)
+        try:
+            changed = await self._requests.make("PATCH", path, body=patch, content_type="application/merge-patch+json")
+        except (NotFound, Conflict):
+            return
+        self._sight.put(changed)
+
     async def patch_status(
         self, namespace: str, name: str, status: Mapping[str, Any], *, resource_version: str
     ) -> Manifest:

@@ -107,6 +107,10 @@ class Cluster(Protocol):
         """
         ...
 
+    async def label_pod(self, namespace: str, name: str, labels: Mapping[str, str], *, uid: str) -> None:
+        """Set labels of the pod with this uid; one that is gone, or has another uid by now, is left alone."""
+        ...
+
     async def patch_status(
         self, namespace: str, name: str, status: Mapping[str, Any], *, resource_version: str
     ) -> Manifest:

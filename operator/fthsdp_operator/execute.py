@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from fthsdp.errors import ConfigError
 from fthsdp_operator import render
-from fthsdp_operator.actions import Action, Create, Delete, Event, Plan
+from fthsdp_operator.actions import Action, Create, Delete, Event, Label, Plan
 from fthsdp_operator.api import JOB_LABEL, MANAGER, Job, ReplicaState, coordinator_name, parse_job, pod_name
 from fthsdp_operator.cluster import AlreadyExists, Cluster, ClusterError, Conflict, Manifest, NamespaceEnding, Refused
 from fthsdp_operator.observe import JobKey, Name, Observed, PodView, observe, owned
@@ -170,7 +170,7 @@ def _in_doubt(job: Job, pods: Iterable[PodView], last_words: Iterable[PodView]) 
     if job.status.coordinator.pod_uid is not None and coordinator_name(job.name) not in told:
         return True
     return any(
-        pod_name(job.name, entry.index, entry.attempt, index) not in told
+        pod_name(job.name, entry.index, entry.named_after, index) not in told
         for entry in job.status.replica_statuses
         if entry.state in _WHOLE
         for index in range(job.spec.pods_per_replica)
@@ -250,6 +250,8 @@ async def _call(cluster: Cluster, job: Job, action: Action) -> None:
         await cluster.delete(
             action.kind, job.namespace, action.name, uid=action.uid, grace_seconds=action.grace_seconds
         )
+    elif isinstance(action, Label):
+        await cluster.label_pod(job.namespace, action.name, action.labels, uid=action.uid)
     else:
         await cluster.tell_coordinator(job, action.message)
 

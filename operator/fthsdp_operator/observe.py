@@ -7,7 +7,7 @@ those *last words* are pods as they were seen last, and they only ever add an ex
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from sys import intern
 from types import MappingProxyType
@@ -24,11 +24,26 @@ from fthsdp_operator.api import (
     REPLICA_LABEL,
     ROLE_LABEL,
     Job,
+    ReplicaStatus,
     Role,
+    pod_name,
 )
 from fthsdp_operator.containers import ENDED, Exit, exit_of, exits_of, main_container, phase_of, seconds
 
-__all__ = ["Exit", "Hold", "JobKey", "Name", "NodeView", "Observed", "PodView", "node_view", "observe", "owned", "view"]
+__all__ = [
+    "Exit",
+    "Hold",
+    "JobKey",
+    "Name",
+    "NodeView",
+    "Observed",
+    "PodView",
+    "as_restarted",
+    "node_view",
+    "observe",
+    "owned",
+    "view",
+]
 
 Manifest = Mapping[str, Any]
 JobKey = tuple[str, str]
@@ -60,6 +75,7 @@ class PodView:
     replica: int
     """-1 for the coordinator."""
     attempt: int
+    """The one that it runs, or is to run."""
     index: int
     phase: str
     """That of its main container, the one that trains, as soon as that has ended."""
@@ -67,6 +83,8 @@ class PodView:
     """Containers beside the main one still run, though that has ended."""
     main: str = ""
     """Name of its main container."""
+    label: int | None = None
+    """The attempt that its label names, where it was restarted in place and the label does not say so yet."""
     node: str | None = None
     address: str = ""
     """Of a coordinator's pod, once it has one."""
@@ -225,7 +243,7 @@ def observe(
     ``support``: the other objects that exist, and whether each is the job's own.
     """
     return Observed(
-        pods=tuple(pod for pod in pods if pod.job_uid == job.metadata.uid),
+        pods=as_restarted(job, (pod for pod in pods if pod.job_uid == job.metadata.uid)),
         last_words={pod.name: pod for pod in last_words if pod.job_uid == job.metadata.uid},
         support=frozenset(support),
         foreign=frozenset(name for name, ours in support.items() if not ours),
@@ -241,6 +259,22 @@ def owned(job: Job, manifest: Manifest) -> bool:
     """Whether an object is this job's own."""
     owners = manifest["metadata"].get("ownerReferences") or ()
     return any(owner.get("uid", "") == job.metadata.uid for owner in owners)
+
+
+def as_restarted(job: Job, pods: Iterable[PodView]) -> tuple[PodView, ...]:
+    """Pods of a replica that was restarted in place are of the attempt that the status names, whatever their label is.
+
+    The status is written before the labels are: an operator that died in between has restarted it all the same.
+    """
+    stayed = {entry.index: entry for entry in job.status.replica_statuses if entry.pods_attempt is not None}
+    return tuple(_as_restarted(job, pod, stayed[pod.replica]) if pod.replica in stayed else pod for pod in pods)
+
+
+def _as_restarted(job: Job, pod: PodView, entry: ReplicaStatus) -> PodView:
+    name = pod_name(job.name, entry.index, entry.named_after, pod.index)
+    if pod.name != name or pod.attempt >= entry.attempt:
+        return pod
+    return replace(pod, attempt=entry.attempt, label=pod.attempt if pod.label is None else pod.label)
 
 
 def view(pod: Manifest) -> PodView | None:

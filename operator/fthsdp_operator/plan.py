@@ -17,8 +17,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from fthsdp_operator import deadlines, nodes, policy, render, replicas, run
-from fthsdp_operator.actions import Action, Create, Delete, Event, Plan, Step, Tell, delete, tell
+from fthsdp_operator import deadlines, in_place, nodes, policy, render, replicas, run
+from fthsdp_operator.actions import Action, Create, Delete, Event, Label, Plan, Step, Tell, delete, tell
 from fthsdp_operator.api import (
     KIND,
     MANAGER,
@@ -99,7 +99,7 @@ def _running(job: Job, observed: Observed, now: float) -> Plan:
             *(event for step in steps for event in step.events),
             *nodes.news(before.status, status),
         ),
-        wake_at=min(now + POLL, expires_at, *(step.wake_at for step in steps)),
+        wake_at=min(now + _poll(job), expires_at, *(step.wake_at for step in steps)),
     )
 
 
@@ -120,14 +120,19 @@ def _advice(job: Job) -> tuple[Event, ...]:
     return tuple(Event(warning=True, reason="Questionable", message=sentence) for sentence in advice(job.spec))
 
 
+def _poll(job: Job) -> float:
+    return POLL if job.spec.failure_policy.in_place is None else in_place.POLL
+
+
 def _in_order(
     job: Job, observed: Observed, steps: Iterable[Step], entries: tuple[ReplicaStatus, ...], now: float
 ) -> Iterator[Action]:
-    """Order the actions: tell, so that nobody waits; delete; create what pods lean on; create pods."""
+    """Order the actions: tell, so that nobody waits; label; delete; create what pods lean on; create pods."""
     actions = [action for step in steps for action in step.actions]
     told = {action.message.replica for action in actions if isinstance(action, Tell)}
     actions += _unheard(job, observed, entries, told, now)
     yield from (action for action in actions if isinstance(action, Tell))
+    yield from (action for action in actions if isinstance(action, Label))
     yield from (action for action in actions if isinstance(action, Delete))
     yield from nodes.forced(job, observed, now)
     for manifest in render.support(job, key=observed.fresh_key):

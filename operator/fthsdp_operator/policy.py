@@ -12,6 +12,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fthsdp.coordinator.messages import Crash
 from fthsdp.exit_codes import EXIT_CONFIG, EXIT_LOST, EXIT_REFUSED, EXIT_TERMINATED
 from fthsdp_operator import rules
 from fthsdp_operator.api import (
@@ -36,6 +37,7 @@ __all__ = [
     "comes_back_at_once",
     "failure_line",
     "failure_of",
+    "in_a_row",
     "judge",
     "last_line",
     "recent",
@@ -102,15 +104,30 @@ def _verdict(job: Job, observed: Observed, entry: ReplicaStatus, now: float) -> 
     """What the coordinator says of an attempt whose pods all seem well: it is silent, or one of its ranks hangs."""
     for verdict in observed.coordinator.verdicts if observed.coordinator else ():
         if (verdict.replica, verdict.attempt) == (entry.index, entry.attempt):
-            leader = next((pod for pod in observed.group(entry.index, entry.attempt) if pod.index == 0), None)
-            return Failure(
-                pod=pod_name(job.name, entry.index, entry.attempt, 0),
-                node=leader.node if leader else None,
+            index = verdict.crash.pod if verdict.crash is not None else 0
+            pod = next((pod for pod in observed.group(entry.index, entry.attempt) if pod.index == index), None)
+            failure = Failure(
+                pod=pod_name(job.name, entry.index, entry.named_after, index),
+                node=pod.node if pod else None,
                 reason=str(verdict.cause),
                 message=verdict.reason,
                 time=now,
             )
+            return failure if verdict.crash is None else _crashed(job, failure, verdict.crash)
     return None
+
+
+def _crashed(job: Job, failure: Failure, crash: Crash) -> Failure:
+    """The command of a container ended whose launcher still runs: it reads as if the container had ended."""
+    words = crash.words.strip() or _EXIT_CODES.get(crash.exit_code, "")
+    return failure.model_copy(
+        update={
+            "container": job.spec.template["spec"]["containers"][0]["name"],
+            "exit_code": crash.exit_code,
+            "reason": "Error",
+            "message": words[-MESSAGE_LIMIT:],
+        }
+    )
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -130,7 +147,7 @@ def _left_alone(pod: PodView, entry: ReplicaStatus, now: float) -> bool:
 def _missing(job: Job, entry: ReplicaStatus, pods: Sequence[PodView]) -> list[str]:
     there = {pod.index for pod in pods}
     return [
-        pod_name(job.name, entry.index, entry.attempt, index)
+        pod_name(job.name, entry.index, entry.named_after, index)
         for index in range(job.spec.pods_per_replica)
         if index not in there
     ]
@@ -348,7 +365,7 @@ def restarted(job: Job, entry: ReplicaStatus, now: float) -> ReplicaStatus:
         update={
             "restarts": entry.restarts + 1,
             "recent_restarts": (*kept, now) if costs else kept,
-            "restarts_in_a_row": _in_a_row(entry, job.spec.failure_policy.backoff, now) + 1,
+            "restarts_in_a_row": in_a_row(entry, job.spec.failure_policy.backoff, now) + 1,
             "ready_since": None,
         }
     )
@@ -369,7 +386,7 @@ def recent(times: Sequence[float], window: float, now: float) -> tuple[float, ..
 def _wait(job: Job, entry: ReplicaStatus, now: float) -> float:
     """Return the seconds to wait before a restart, free or not: what costs nothing may still fail in a loop."""
     backoff = job.spec.failure_policy.backoff
-    whole = wait_before(_in_a_row(entry, backoff, now), backoff)
+    whole = wait_before(in_a_row(entry, backoff, now), backoff)
     return whole * (1.0 - JITTER * _chance(job.metadata.uid, entry.index, entry.attempt))
 
 
@@ -378,7 +395,7 @@ def comes_back_at_once(job: Job, entry: ReplicaStatus, now: float) -> bool:
     return _wait(job, entry, now) == 0.0
 
 
-def _in_a_row(entry: ReplicaStatus, backoff: Backoff, now: float) -> int:
+def in_a_row(entry: ReplicaStatus, backoff: Backoff, now: float) -> int:
     """Return the restarts since the replica was stable: none, if it has been until now."""
     stable = entry.ready_since is not None and now - entry.ready_since >= backoff.stable_seconds
     return 0 if stable else entry.restarts_in_a_row

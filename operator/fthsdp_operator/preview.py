@@ -14,7 +14,7 @@ from typing import Any
 
 from fthsdp.errors import ConfigError
 from fthsdp_operator import render
-from fthsdp_operator.actions import Action, Create, Delete, Plan
+from fthsdp_operator.actions import Action, Create, Delete, Label, Plan
 from fthsdp_operator.api import (
     ATTEMPT_LABEL,
     JOB_LABEL,
@@ -214,6 +214,8 @@ def _action(action: Action) -> dict[str, Any]:
     if isinstance(action, Delete):
         grace = {} if action.grace_seconds is None else {"gracePeriodSeconds": action.grace_seconds}
         return {"delete": {"kind": action.kind, "name": action.name, "uid": action.uid, **grace, "why": action.why}}
+    if isinstance(action, Label):
+        return {"label": {"kind": "Pod", "name": action.name, "uid": action.uid, "labels": dict(action.labels)}}
     return {"tell": action.message.model_dump(mode="json", exclude={"kind"})}
 
 
@@ -232,6 +234,8 @@ def _words(action: Action) -> tuple[str, str]:
         return f"create {action.manifest['kind']}", "the job needs it"
     if isinstance(action, Delete):
         return f"delete {'by force ' if action.grace_seconds == 0 else ''}{action.kind}", action.why
+    if isinstance(action, Label):
+        return "label Pod", action.why
     told = action.message
     return f"tell the coordinator that attempt {told.attempt} of replica {told.replica} is gone: {told.reason}", ""
 
@@ -239,7 +243,7 @@ def _words(action: Action) -> tuple[str, str]:
 def _name(action: Action) -> str:
     if isinstance(action, Create):
         return str(action.manifest["metadata"]["name"])
-    return action.name if isinstance(action, Delete) else ""
+    return action.name if isinstance(action, Delete | Label) else ""
 
 
 def _listed(names: Sequence[str]) -> str:

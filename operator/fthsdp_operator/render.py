@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fthsdp import environment
+from fthsdp.launcher.command import program_of
 from fthsdp_operator import gang
 from fthsdp_operator.adapt import adapt, master_port
 from fthsdp_operator.api import (
@@ -26,6 +27,7 @@ from fthsdp_operator.api import (
     REPLICA_LABEL,
     REVISION_LABEL,
     ROLE_LABEL,
+    InPlace,
     Job,
     Role,
     coordinator_name,
@@ -58,6 +60,8 @@ KEY_FILE = f"{KEY_FOLDER}/key"
 KEY_VOLUME = "fthsdp-key"
 TLS_FOLDER = "/var/run/fthsdp-tls"
 TLS_VOLUME = "fthsdp-tls"
+ATTEMPT_FOLDER = "/var/run/fthsdp-pod"
+ATTEMPT_VOLUME = "fthsdp-pod"
 KEY_MODE = 0o444
 """Readable for whatever user the image runs as: the file is root's, the pod's security context is the user's business,
 and nobody else is in the pod."""
@@ -93,6 +97,9 @@ def training_pod(job: Job, *, replica: int, attempt: int, index: int) -> Manifes
     spec["volumes"] = [*(spec.get("volumes") or []), *_volumes(job)]
     _prefer_other_nodes(spec, [node.name for node in job.status.avoided_nodes])
     env = _environment(job, replica, attempt, index)
+    kept = job.spec.failure_policy.in_place
+    if kept is not None:
+        _launch(spec, kept)
     for container in (*spec["containers"], *(spec.get("initContainers") or [])):
         _equip(container, env, _mounts(job))
     adapt(spec, port=master_port(job, replica, attempt), leader=index == 0)
@@ -132,6 +139,19 @@ def pod_group(job: Job, *, replica: int, attempt: int) -> Manifest:
 def _which_counts(container: str) -> dict[str, str]:
     """Name the container that decides about the pod, for us; ``kubectl logs`` shows it where nobody names another."""
     return {CONTAINER_ANNOTATION: container, _DEFAULT_CONTAINER: container}
+
+
+def _launch(spec: Manifest, kept: InPlace) -> None:
+    """Let the launcher run the command of the first container, and let it see the number of the attempt."""
+    trainer = spec["containers"][0]
+    python = trainer["command"][0] if program_of(trainer["command"]) is not None else "python"
+    trainer["command"] = [python, "-m", "fthsdp.launcher", "--", *trainer["command"]]
+    known = {environment.ATTEMPT_FILE: f"{ATTEMPT_FOLDER}/attempt", environment.PRELOAD: ",".join(kept.preload)}
+    trainer["env"] = [*({"name": name, "value": value} for name, value in known.items()), *(trainer.get("env") or [])]
+    mount = {"name": ATTEMPT_VOLUME, "mountPath": ATTEMPT_FOLDER, "readOnly": True}
+    trainer["volumeMounts"] = [*(trainer.get("volumeMounts") or []), mount]
+    label = {"path": "attempt", "fieldRef": {"fieldPath": f"metadata.labels['{ATTEMPT_LABEL}']"}}
+    spec["volumes"] = [*spec["volumes"], {"name": ATTEMPT_VOLUME, "downwardAPI": {"items": [label]}}]
 
 
 def _equip(container: Manifest, env: Sequence[Manifest], mounts: Sequence[Manifest]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from fthsdp.coordinator import messages
-from fthsdp_operator import deadlines, nodes, policy, render, run
+from fthsdp_operator import deadlines, in_place, nodes, policy, render, run
 from fthsdp_operator.actions import Create, Delete, Event, Step, Tell, delete, tell
 from fthsdp_operator.api import EventReason, Failure, Job, ReplicaState, ReplicaStatus, RuleAction
 from fthsdp_operator.observe import Observed, PodView
@@ -88,6 +88,7 @@ def _anew(job: Job, entry: ReplicaStatus) -> ReplicaStatus:
             "state": ReplicaState.PENDING,
             "attempt": entry.attempt + 1,
             "revision": revision_of(job.spec),
+            "pods_attempt": None,
             "recent_restarts": (),
             "restarts_in_a_row": 0,
             "ready_since": None,
@@ -162,7 +163,7 @@ def _failure(job: Job, observed: Observed, entry: ReplicaStatus, now: float, *, 
     if failure is None and not over:
         failure = deadlines.overdue(job, observed, entry, now)
     failure = failure or nodes.lost(job, observed, entry, now)
-    return None if failure is None else _of_revision(failure, entry)
+    return None if failure is None else in_place.judged(job, observed, entry, _of_revision(failure, entry))
 
 
 def _of_revision(failure: Failure, entry: ReplicaStatus) -> Failure:
@@ -238,7 +239,8 @@ def _growing(
         Create(manifest=render.training_pod(job, replica=entry.index, attempt=entry.attempt, index=index))
         for index in missing
     )
-    return Group(entry=after, actions=(*stale, *creates), events=_news(entry, after))
+    labels = in_place.labels_to_set(observed, after)
+    return Group(entry=after, actions=(*stale, *labels, *creates), events=_news(entry, after))
 
 
 def _progress(job: Job, observed: Observed, entry: ReplicaStatus) -> ReplicaState:
@@ -331,6 +333,8 @@ def _restarted(
 ) -> Group:
     """Restart a replica: the next attempt is counted here, and all the rest follows from that number."""
     told = _told(job, observed, entry, failure, now)
+    if in_place.is_possible(job, observed, entry, failure, now):
+        return _restarted_in_place(job, observed, entry, failure, told, now)
     after = _next_attempt(job, entry, restart_at, now)
     dead = delete(_older(job, observed, after), f"its replica failed, and starts again as attempt {after.attempt}")
     creates = _growing(job, observed, after, (), now, over=False).actions if after.state is ReplicaState.PENDING else ()
@@ -342,6 +346,18 @@ def _restarted(
     )
 
 
+def _restarted_in_place(
+    job: Job, observed: Observed, entry: ReplicaStatus, failure: Failure, told: tuple[Tell, ...], now: float
+) -> Group:
+    """Restart a replica in the pods that it has: the number is all that they are told."""
+    after = _next_attempt(job, entry, now, now).model_copy(
+        update={"state": ReplicaState.STARTING, "pods_attempt": entry.named_after}
+    )
+    labels = in_place.labels(observed.group(entry.index, entry.attempt), after.attempt)
+    event = _restart_event(after, failure, now, where=" in its pods")
+    return Group(entry=after, actions=(*told, *labels), events=(event,))
+
+
 def _next_attempt(job: Job, entry: ReplicaStatus, restart_at: float, now: float) -> ReplicaStatus:
     waits = restart_at > now
     return policy.restarted(job, entry, now).model_copy(
@@ -349,6 +365,7 @@ def _next_attempt(job: Job, entry: ReplicaStatus, restart_at: float, now: float)
             "state": ReplicaState.BACKOFF if waits else ReplicaState.PENDING,
             "attempt": entry.attempt + 1,
             "revision": revision_of(job.spec),
+            "pods_attempt": None,
             "next_restart_time": restart_at if waits else None,
             "first_exit_time": None,
             "waiting": None,
@@ -356,12 +373,12 @@ def _next_attempt(job: Job, entry: ReplicaStatus, restart_at: float, now: float)
     )
 
 
-def _restart_event(entry: ReplicaStatus, failure: Failure, now: float) -> Event:
+def _restart_event(entry: ReplicaStatus, failure: Failure, now: float, *, where: str = "") -> Event:
     wait = (entry.next_restart_time or now) - now
     when = f"in {wait:.0f} s" if wait > 0 else "now"
     detail = f": {policy.last_line(failure)}" if failure.message else ""
     cost = ", at no cost" if failure.action is RuleAction.RESTART_REPLICA_FREE else ""
-    line = f"{policy.failure_line(entry.index, failure)}{detail}; attempt {entry.attempt} starts {when}{cost}"
+    line = f"{policy.failure_line(entry.index, failure)}{detail}; attempt {entry.attempt} starts {when}{where}{cost}"
     failed = failure.reason not in nodes.PLANNED
     reason: EventReason = "ReplicaFailed" if failed else "ReplicaMoved"
     return Event(warning=failed, reason=reason, message=line, replica=entry.index, attempt=entry.attempt - 1)

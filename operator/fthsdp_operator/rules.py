@@ -61,7 +61,7 @@ def _matches(rule: Rule, failure: Failure, pod: PodView | None) -> bool:
     if pod is None:
         return False
     if rule.on_exit_codes is not None:
-        return _has_exit(rule.on_exit_codes, pod)
+        return _has_exit(rule.on_exit_codes, failure, pod)
     return any((it.type, it.status) in pod.conditions for it in rule.on_pod_conditions or ())
 
 
@@ -72,11 +72,14 @@ def _reasons(failure: Failure, pod: PodView | None) -> set[str]:
     return {failure.reason, pod.reason, *(one.reason for one in pod.exits if one.code != 0)} - {""}
 
 
-def _has_exit(wanted: OnExitCodes, pod: PodView) -> bool:
+def _has_exit(wanted: OnExitCodes, failure: Failure, pod: PodView) -> bool:
+    exits = {(one.container, one.code) for one in pod.exits}
+    if failure.container is not None and failure.exit_code is not None:
+        exits.add((failure.container, failure.exit_code))  # of a command whose container still runs
     return any(
-        (one.code in wanted.values) is (wanted.operator is ExitCodeOperator.IN)
-        for one in pod.exits
-        if one.code != 0 and wanted.container_name in (None, one.container)
+        (code in wanted.values) is (wanted.operator is ExitCodeOperator.IN)
+        for container, code in exits
+        if code != 0 and wanted.container_name in (None, container)
     )
 
 

@@ -82,7 +82,7 @@ def test_the_operator_may_do_nothing_beyond_this(template: Render) -> None:
         *(("fthsdp.dev", "fthsdpjobs", verb) for verb in ("get", "list", "watch", "delete")),
         ("fthsdp.dev", "fthsdpjobs/status", "patch"),
         ("fthsdp.dev", "fthsdpjobs/finalizers", "update"),
-        *(("", "pods", verb) for verb in ("get", "list", "watch", "create", "delete")),
+        *(("", "pods", verb) for verb in ("get", "list", "watch", "create", "patch", "delete")),
         *(("", kind, verb) for kind in ("secrets", "services", "serviceaccounts") for verb in ("get", "create")),
         *(("", "configmaps", verb) for verb in ("get", "create", "update")),
         *(("", "events", verb) for verb in ("get", "create", "patch")),

@@ -41,7 +41,7 @@ app.kubernetes.io/part-of: fthsdp
   verbs: [update]
 - apiGroups: [""]
   resources: [pods]
-  verbs: [get, list, watch, create, delete]
+  verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [""]
   resources: [secrets, services, serviceaccounts]
   verbs: [get, create]

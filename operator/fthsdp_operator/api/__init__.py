@@ -22,6 +22,7 @@ from fthsdp_operator.api.failure_policy import (
     RuleAction,
 )
 from fthsdp_operator.api.gang import GangProvider, GangSpec
+from fthsdp_operator.api.in_place import InPlace
 from fthsdp_operator.api.job import Job, Metadata
 from fthsdp_operator.api.names import (
     API_VERSION,
@@ -113,6 +114,7 @@ __all__ = [
     "FailurePolicy",
     "GangProvider",
     "GangSpec",
+    "InPlace",
     "Job",
     "JobBudget",
     "JobSpec",

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
+from fthsdp_operator.api.in_place import InPlace
 from fthsdp_operator.api.names import MAX_RULES
 from fthsdp_operator.api.parts import SpecPart
 
@@ -211,3 +212,7 @@ class FailurePolicy(SpecPart):
     it, as long as minReplicas of them can; otherwise the job fails. FailJob: the job fails."""
     backoff: Backoff = Backoff()
     """Waits between the restarts of one replica."""
+    in_place: InPlace | None = None
+    """When set, even to {}, a replica of which a training process crashed is restarted in the pods that it has, the
+    first time; if it fails again before it was stable, and for whatever else befalls it, its pods are replaced. Pods
+    are always replaced where unset."""

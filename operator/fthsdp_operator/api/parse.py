@@ -23,6 +23,7 @@ from fthsdp_operator.api.failure_policy import (
     Rule,
 )
 from fthsdp_operator.api.gang import gang_complaint
+from fthsdp_operator.api.in_place import COMMAND_RULE
 from fthsdp_operator.api.job import Job
 from fthsdp_operator.api.names import (
     API_VERSION,
@@ -117,6 +118,8 @@ def _complaints(spec: JobSpec) -> Iterator[str]:
     if spec.template["spec"].get("hostNetwork") and highest > LAST_PORT:
         yield f"spec.{PORTS_RULE} (the last one would be {highest})"
     yield from _rules_complaints(spec.failure_policy.rules, spec.template["spec"])
+    if spec.failure_policy.in_place is not None and not spec.template["spec"]["containers"][0].get("command"):
+        yield f"spec.{COMMAND_RULE}"
     if spec.checkpoint is not None:
         yield from _checkpoint_complaints(spec.checkpoint, spec.template["spec"])
 

@@ -125,6 +125,8 @@ class ReplicaStatus(StatusPart):
     """Incarnation; part of the pods' names. Written here before the pods of the one before are deleted."""
     revision: str | None = None
     """Revision of the template from which the pods of this attempt are made."""
+    pods_attempt: int | None = None
+    """The attempt after which its pods are named, if it was restarted in place since; unset where that is attempt."""
     restarts: int = 0
     """Restarts after failures so far."""
     recent_restarts: tuple[Time, ...] = ()
@@ -141,6 +143,11 @@ class ReplicaStatus(StatusPart):
     """What keeps it from training, where something does that does not just take its time."""
     last_failure: Failure | None = None
     """Why it failed last."""
+
+    @property
+    def named_after(self) -> int:
+        """The attempt that is part of its pods' names."""
+        return self.attempt if self.pods_attempt is None else self.pods_attempt
 
 
 class CoordinatorStatus(StatusPart):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fthsdp.environment import COORDINATOR, MASTER_ADDR, MASTER_PORT
-from fthsdp_operator.local.ports import LOCALHOST, free_port
+from fthsdp_operator.local.ports import LOCALHOST, free_pair, free_port
 
 __all__ = ["Addresses", "coordinator_arguments"]
 
@@ -32,7 +32,7 @@ class Addresses:
         """Return the environment variables that name another host in the manifest of a training pod."""
         key = (replica, attempt)
         if key not in self._rendezvous:
-            self._rendezvous[key] = free_port(self._taken)
+            self._rendezvous[key] = free_pair(self._taken)  # the launcher uses both in turns
         port = str(self._rendezvous[key])
         return {
             COORDINATOR: self.coordinator,

@@ -97,6 +97,12 @@ class LocalCluster:
             self._objects.remove(kind, namespace, name)
         self.changed.set()
 
+    async def label_pod(self, namespace: str, name: str, labels: Mapping[str, str], *, uid: str) -> None:
+        """Set labels of the pod with this uid; a pod that shows them in a file does so at once."""
+        pod = self._objects.get("Pod", namespace, name)
+        if pod is not None and pod["metadata"]["uid"] == uid:
+            self._kubelet.label(namespace, name, labels)
+
     async def patch_status(
         self, namespace: str, name: str, status: Mapping[str, Any], *, resource_version: str
     ) -> Manifest:

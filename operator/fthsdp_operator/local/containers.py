@@ -4,8 +4,8 @@ Kubernetes' rules are kept where they make sense without a container: ``$(NAME)`
 values from the pod's own fields, from Secrets and ConfigMaps. There is no image and nothing is mounted, so
 
 - ``python`` is the interpreter that runs ``fthsdp``, and commands beside it (``torchrun``) are found first;
-- a path below a mounted Secret, ConfigMap or emptyDir is rewritten to the folder that stands for the volume; other
-  volumes are not mounted: their paths mean what they mean on this machine;
+- a path below a mounted Secret, ConfigMap, emptyDir or downwardAPI volume is rewritten to the folder that stands for
+  the volume; other volumes are not mounted: their paths mean what they mean on this machine;
 - environment that describes *this* process's place in some job is not passed on.
 """
 
@@ -23,7 +23,7 @@ from fthsdp.errors import ConfigError
 from fthsdp_operator.adapt import SHARED_MEMORY
 from fthsdp_operator.local.process import Launch
 
-__all__ = ["check_template", "contents", "localised", "mount_folders", "volume_files"]
+__all__ = ["check_template", "contents", "localised", "mount_folders", "own_fields", "volume_files"]
 
 Json = dict[str, Any]
 Lookup = Callable[[str, str], Json | None]
@@ -32,7 +32,7 @@ Lookup = Callable[[str, str], Json | None]
 _REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_.-][A-Za-z0-9_.-]*)\)")
 _NOT_INHERITED = re.compile(r"FTHSDP_.*|PET_.*|MASTER_.*|RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|GROUP_RANK")
 _PYTHON = re.compile(r"python(3(\.\d+)?)?")
-_VOLUMES_WITH_FOLDER = ("secret", "configMap", "emptyDir")
+_VOLUMES_WITH_FOLDER = ("secret", "configMap", "emptyDir", "downwardAPI")
 
 
 def check_template(template: Json) -> None:
@@ -169,7 +169,17 @@ def volume_files(pod: Json, lookup: Lookup) -> dict[str, bytes]:
         for kind, source, names in (("Secret", "secret", "secretName"), ("ConfigMap", "configMap", "name")):
             if source in volume:
                 files |= _object_files(name, kind, volume[source], volume[source][names], lookup)
-    return files
+    return files | own_fields(pod)
+
+
+def own_fields(pod: Json) -> dict[str, bytes]:
+    """Return ``volume/file`` -> content for volumes that show fields of the pod itself."""
+    return {
+        f"{volume['name']}/{item['path']}": _field(pod, item["fieldRef"]["fieldPath"]).encode()
+        for volume in pod["spec"].get("volumes") or ()
+        for item in (volume.get("downwardAPI") or {}).get("items") or ()
+        if "fieldRef" in item
+    }
 
 
 def _object_files(volume: str, kind: str, source: Json, name: str, lookup: Lookup) -> dict[str, bytes]:

@@ -88,8 +88,11 @@ class RunFolder:
             if name.endswith("/"):
                 target.mkdir(mode=0o700, exist_ok=True)
                 continue
-            with open(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            # Under another name first: what a pod reads there is whole, also where it is replaced.
+            fresh = target.with_name(f".{target.name}")
+            with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
                 file.write(content)
+            fresh.replace(target)
 
     def drop_volume(self, pod: str) -> None:
         """Remove the volumes of a pod that is gone."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from fthsdp.exit_codes import EXIT_CONFIG
 from fthsdp_operator.api import ATTEMPT_LABEL, REPLICA_LABEL, ROLE_LABEL, Role
 from fthsdp_operator.local import podstatus
 from fthsdp_operator.local.addresses import Addresses, coordinator_arguments
-from fthsdp_operator.local.containers import localised, mount_folders, volume_files
+from fthsdp_operator.local.containers import localised, mount_folders, own_fields, volume_files
 from fthsdp_operator.local.folder import RunFolder
 from fthsdp_operator.local.objects import Objects, timestamp
 from fthsdp_operator.local.process import Launch, PodProcess
@@ -101,6 +101,13 @@ class Kubelet:
             running.kill.cancel()
         loop = asyncio.get_running_loop()
         running.kill = loop.call_later(seconds, running.process.signal, signal.SIGKILL)
+
+    def label(self, namespace: str, name: str, labels: Mapping[str, str]) -> None:
+        """Set labels of a pod, and show them where it looks for them."""
+        self._edit(namespace, name, lambda pod: pod["metadata"]["labels"].update(labels))
+        pod = self._objects.get("Pod", namespace, name)
+        if pod is not None:
+            self._folder.fill_volume(name, own_fields(pod))
 
     def signal(self, namespace: str, name: str, number: int) -> None:
         """Send a signal to a pod; one that has ended is passed over."""

@@ -7,7 +7,7 @@ import socket
 
 from fthsdp.errors import ConfigError
 
-__all__ = ["LOCALHOST", "free_port"]
+__all__ = ["LOCALHOST", "free_pair", "free_port"]
 
 LOCALHOST = "127.0.0.1"
 _FIRST, _LAST = 20_000, 32_000
@@ -22,7 +22,21 @@ def free_port(taken: set[int]) -> int:
         if port not in taken and _can_bind(port):
             taken.add(port)
             return port
-    raise ConfigError(f"no free port of {_FIRST}…{_LAST} on {LOCALHOST}: too much is running on this machine")
+    raise _nothing_free()
+
+
+def free_pair(taken: set[int]) -> int:
+    """Return a port such that neither it nor the next one is used or ``taken``; add both there."""
+    for port in random.sample(range(_FIRST, _LAST), _TRIES):
+        pair = (port, port + 1)
+        if taken.isdisjoint(pair) and all(map(_can_bind, pair)):
+            taken.update(pair)
+            return port
+    raise _nothing_free()
+
+
+def _nothing_free() -> ConfigError:
+    return ConfigError(f"no free port of {_FIRST}…{_LAST} on {LOCALHOST}: too much is running on this machine")
 
 
 def _can_bind(port: int) -> bool:

@@ -198,7 +198,10 @@ def in_one_line(message: str) -> str:
 
 
 def _roles(status: Status | None) -> object:
-    return status and (status.epoch, status.paused, status.finished, [(r.replica, r.role) for r in status.replicas])
+    if status is None:
+        return None
+    roles = [(r.replica, r.role) for r in status.replicas]
+    return status.epoch, status.paused, status.finished, roles, status.verdicts
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:

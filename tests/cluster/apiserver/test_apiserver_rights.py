@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from tests.cluster.apiserver.server import ApiServer
 from tests.cluster.apiserver.test_apiserver_crd import GOOD
+from tests.cluster.apiserver.test_apiserver_in_place import TEMPLATE, coordinator, crash
 from tests.cluster.apiserver.test_apiserver_operator import Story
 from tests.cluster.kube.helm import render
 
@@ -105,15 +106,23 @@ def suspend(story: Story, yes: bool) -> None:
 
 
 def names(attempt: int) -> list[str]:
-    return [f"llama-r{replica}-a{attempt}-{index}" for replica in range(3) for index in range(2)]
+    """Pods of a job of which replica 2 has crashed once, in place."""
+    return [f"llama-r{replica}-a{attempt + (replica == 2)}-{index}" for replica in range(3) for index in range(2)]
 
 
-def test_a_whole_life_of_a_job_uses_each_right_and_needs_no_other(story: Story, role: Object) -> None:
+def test_a_whole_life_of_a_job_uses_each_right_and_needs_no_other(story: Story, role: Object, tmp_path: Path) -> None:
     story.kubectl("apply", "-f", "-", stdin=json.dumps(role))
     with story.operator():
-        story.start(ttlSecondsAfterFinished=1)
+        story.start(ttlSecondsAfterFinished=1, template=TEMPLATE, failurePolicy={"inPlace": {}})
+        started = ("llama-r2-a0-0", "llama-r2-a0-1", "llama-coordinator")
+        story.kubelet_starts(*started)
+        with coordinator(story, tmp_path, host="127.0.29.2") as env:
+            crash(story, env, 0)
         for attempt in (1, 2):  # the second time the event of the first is counted up
             suspend(story, True)
+            if attempt == 1:
+                story.until(lambda: not set(story.pods()) - {*started}, "only those are left that were started")
+                story.kubectl("delete", "pod", *started, "--grace-period=0", "--force", "--ignore-not-found")
             story.until(lambda: not story.pods(), "no pod is left")
             suspend(story, False)
             story.until(lambda: set(names(attempt)) <= story.pods().keys(), "all pods are back")  # noqa: B023

@@ -70,6 +70,7 @@ def _random_spec(random: Random) -> dict[str, Any]:
             "backoff": backoff,
             "onExhausted": random.choice(["AbandonReplica", "FailJob"]),
             "simultaneousFraction": random.choice([0, 0.5, 1, 1]),
+            **random.choice([{}, {"inPlace": {}}]),
             **random.choice([{}, {}, {"job": {"limit": random.choice([0, 3, 10]), "windowSeconds": 600}}]),
         },
         **random.choice([{}, {}, {"ttlSecondsAfterFinished": random.choice([0, 100])}]),

@@ -407,6 +407,19 @@ class Checks:
         finished = written is not None and any(it.state is ReplicaState.FINISHED for it in written.replica_statuses)
         return any(_phase(pod) == "Succeeded" for pod in pods) or (finished and not pods)
 
+    # --- what is labelled ---
+
+    def labels(self, operator: Operator, pod: Manifest, labels: Mapping[str, str]) -> None:
+        """An operator is about to tell a pod which attempt it is to run."""
+        job, attempt = operator.job, int(labels[ATTEMPT_LABEL])
+        assert job is not None
+        written = self._written(job)
+        entry = written.replica(_who(pod)[0]) if written is not None else None
+        if entry is not None and attempt > entry.attempt:
+            self.fail(f"{operator.name} tells {name_of(pod)} to run attempt {attempt} before it stands in the status")
+        if attempt != _who(pod)[1] and not self._world.blamed(job.metadata.uid, _who(pod)):
+            self.fail(f"{operator.name} restarts what {name_of(pod)} runs, and nothing had happened to that replica")
+
     # --- what is told -------------------------------------------------------------------------------------------------
 
     def tells(self, operator: Operator, job: Job, message: Exited) -> None:

@@ -25,6 +25,7 @@ class Kind(StrEnum):
 
     # containers and pods
     EXIT = "exit"
+    CRASH = "crash"
     EXIT_WITH_ZERO = "exit-with-zero"
     CONFIG_ERROR = "config-error"
     OUT_OF_MEMORY = "out-of-memory"
@@ -72,9 +73,10 @@ class Kind(StrEnum):
     DELETE_SUPPORT = "delete-support"
 
 
-OFTEN = (Kind.EXIT, Kind.DELETE_POD, Kind.FORCE_DELETE, Kind.SCALE, Kind.KILL_OPERATOR)
+OFTEN = (Kind.EXIT, Kind.CRASH, Kind.DELETE_POD, Kind.FORCE_DELETE, Kind.SCALE, Kind.KILL_OPERATOR)
 CROSSFIRE = [
     Kind.EXIT,
+    Kind.CRASH,
     Kind.DELETE_GROUP,
     Kind.SCALE,
     Kind.CHANGE_TEMPLATE,
@@ -150,6 +152,13 @@ def _exit(code: int, reason: str = "") -> Callable[[World, Fault], None]:
             world.nodes.ends_with(process, code, reason)
 
     return act
+
+
+def _crash(world: World, fault: Fault) -> None:
+    """What a container runs ends; its launcher, where it has one, does not."""
+    running = _processes(world)
+    if running:
+        world.nodes.command_ends(running[fault.number % len(running)], 1)
 
 
 def _delete_pod(what: str, grace: int | None = None) -> Callable[[World, Fault], None]:
@@ -412,6 +421,7 @@ def _delete_support(world: World, fault: Fault) -> None:
 
 
 _ACTS: dict[Kind, Callable[[World, Fault], None]] = {
+    Kind.CRASH: _crash,
     Kind.EXIT: _exit(1),
     Kind.EXIT_WITH_ZERO: _exit(0),
     Kind.CONFIG_ERROR: _exit(EXIT_CONFIG),

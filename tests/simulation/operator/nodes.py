@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 from tests.simulation.operator.server import name_of, uid_of
 
+from fthsdp.exit_codes import EXIT_CONFIG
+from fthsdp.launcher.supervisor import PATIENCE
 from fthsdp_operator.api import (
     ATTEMPT_LABEL,
     CONTAINER_ANNOTATION,
@@ -45,6 +47,10 @@ class Process:
     """Replica and attempt; None: the coordinator."""
     index: int
     alive: bool = True
+    launched: bool = False
+    """It is a launcher, and what it launched is what trains."""
+    crashed: int | None = None
+    """Exit code of what it launched, until it launches that again."""
     told: bool = False
     """It got a SIGTERM."""
     ended: tuple[int, str, str] = (0, "", "")
@@ -161,6 +167,7 @@ class Nodes:
             node=node,
             who=(int(labels[REPLICA_LABEL]), int(labels[ATTEMPT_LABEL])) if trains else None,
             index=int(labels.get(POD_INDEX_LABEL, 0)),
+            launched=trains and "fthsdp.launcher" in pod["spec"]["containers"][0]["command"],
         )
         node.processes[uid] = process
         self._world.server.change(pod, status={"phase": "Running", "podIP": "10.0.0.1", "containerStatuses": []})
@@ -190,7 +197,10 @@ class Nodes:
             self.ends_with(process, 137)
         elif process.alive and not process.told:
             process.told = True
-            self._world.training.told(process)
+            if process.crashed is None:
+                self._world.training.told(process)
+            else:
+                self.ends_with(process, process.crashed)
         elif not process.alive:
             self._report(process)
 
@@ -201,9 +211,47 @@ class Nodes:
         process.alive = False
         process.ended = (code, reason or ("Completed" if code == 0 else "Error"), pod_reason)
         self._world.note(f"{process.pod} ends with {code} {reason or pod_reason}".rstrip())
-        self._world.training.ended(process)
+        if process.crashed is None:
+            self._world.training.ended(process)
+        elif process.who is not None:
+            self._world.blame(process.job, process.who, "its launcher has given up")
         if process.node.reachable:
             self._world.after(self._world.random.uniform(0.05, 1.0), self._report, process)
+
+    # --- launchers ---
+
+    def command_ends(self, process: Process, code: int) -> None:
+        """What a container runs ends; a launcher stays, and tells of it, where that may help."""
+        if not process.launched or process.told or code in (0, EXIT_CONFIG):
+            self.ends_with(process, code)
+        elif process.alive and process.crashed is None:
+            process.crashed, process.ended = code, (code, "Error", "")
+            self._world.note(f"what {process.pod} runs ends with {code}")
+            self._world.training.ended(process)
+            self._world.after(self._world.random.choice([0.05, 0.05, 2.0]), self._world.training.tell_crash, process)
+            self._world.after(PATIENCE, self._give_up, process)
+
+    def _give_up(self, process: Process) -> None:
+        if process.crashed is not None:
+            self.ends_with(process, process.crashed)
+
+    def labelled(self, pod: Manifest) -> None:
+        """A pod has another label; its kubelet shows it, in time."""
+        self._world.after(self._world.random.choice([0.2, 1.0, 1.0, 45.0]), self._show_label, uid_of(pod))
+
+    def _show_label(self, uid: str) -> None:
+        pod = self._world.server.pod(uid)
+        node = None if pod is None else self.all.get(pod["spec"].get("nodeName", ""))
+        old = None if node is None else node.processes.get(uid)
+        if pod is None or node is None or old is None or old.who is None or not node.reachable:
+            return
+        attempt = int(pod["metadata"]["labels"][ATTEMPT_LABEL])
+        if not old.alive or old.told or attempt <= old.who[1] or self._world.training.stands_still(old):
+            return
+        fresh = replace(old, who=(old.who[0], attempt), crashed=None, ended=(0, "", ""))
+        old.alive, node.processes[uid] = False, fresh
+        self._world.note(f"{fresh.pod} runs attempt {attempt}")
+        self._world.training.started(fresh)
 
     def _report(self, process: Process) -> None:
         pod = self._world.server.pod(process.uid)
@@ -332,6 +380,8 @@ class Nodes:
             if pod["spec"].get("nodeName") != node.name:
                 continue
             process = node.processes.get(uid_of(pod))
+            if REPLICA_LABEL in pod["metadata"]["labels"]:
+                self._world.after(0.5, self._show_label, uid_of(pod))
             if "deletionTimestamp" in pod["metadata"]:
                 self._world.after(0.3, self._stop, uid_of(pod))
             elif process is not None and not process.alive:

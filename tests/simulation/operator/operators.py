@@ -181,6 +181,17 @@ class Operator:
         elif kind == "Pod":
             self._sight.forget(namespace, uid)
 
+    async def label_pod(self, namespace: str, name: str, labels: Mapping[str, str], *, uid: str) -> None:
+        def act() -> None:
+            there = self.world.server.get("Pod", name)
+            if there is not None and there["metadata"]["uid"] == uid:
+                self.world.checks.labels(self, there, labels)
+                self.world.note(f"{self.name} labels Pod {name}: {', '.join(labels.values())}")
+                whole = {**there["metadata"]["labels"], **labels}
+                self.world.nodes.labelled(self.world.server.change(there, metadata={"labels": whole}))
+
+        await self._call(act, writes=True)
+
     async def patch_status(
         self, namespace: str, name: str, status: Mapping[str, Any], *, resource_version: str
     ) -> Manifest:

@@ -12,9 +12,9 @@ from dataclasses import replace
 from random import Random
 
 from fthsdp_operator import plan as rules
-from fthsdp_operator.actions import Action, Create, Delete, Plan, Tell
+from fthsdp_operator.actions import Action, Create, Delete, Label, Plan, Tell
 from fthsdp_operator.api import Job, JobStatus, Role
-from fthsdp_operator.observe import Observed, PodView, view
+from fthsdp_operator.observe import Observed, PodView, as_restarted, view
 
 __all__ = ["complaint"]
 
@@ -105,6 +105,7 @@ class Still:
         """The status is written, and read again as it stands there."""
         assert self._job is not None
         self._job = self._job.model_copy(update={"status": _read(status)})
+        self._observed = replace(self._observed, pods=as_restarted(self._job, self._observed.pods))
 
     def act(self, actions: Iterable[Action]) -> None:
         """Carry out these."""
@@ -116,6 +117,9 @@ class Still:
                     self._delete(action)
                 case Delete():
                     self._job = None
+                case Label():
+                    pods = (replace(it, label=None) if it.uid == action.uid else it for it in self._observed.pods)
+                    self._observed = replace(self._observed, pods=tuple(pods))
                 case Tell():
                     self._tell(action)
 
@@ -163,5 +167,7 @@ def _words(action: Action) -> str:
             return f"create {action.manifest['kind']} {action.manifest['metadata']['name']}"
         case Delete():
             return f"delete {action.kind} {action.name}"
+        case Label():
+            return f"label {action.name}"
         case Tell():
             return f"tell of replica {action.message.replica} attempt {action.message.attempt}"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tests.simulation.operator.nodes import Node, Process
 
-from fthsdp.coordinator.messages import Cause, Exited, ReplicaStatus, Role, Status, Verdict
+from fthsdp.coordinator.messages import Cause, Crash, Exited, ReplicaStatus, Role, Status, Verdict
 from fthsdp.exit_codes import EXIT_LOST, EXIT_REFUSED, EXIT_TERMINATED
 from fthsdp_operator.api import CONFIG_ANNOTATION
 
@@ -53,7 +53,9 @@ class Group:
     def intact(self) -> bool:
         """All ranks are there, and reach each other and the coordinator."""
         whole = len(self.processes) == self.size and not self.frozen
-        return whole and all(process.alive and process.node.reachable for process in self.processes.values())
+        return whole and all(
+            process.alive and process.crashed is None and process.node.reachable for process in self.processes.values()
+        )
 
 
 @dataclass
@@ -162,6 +164,19 @@ class Coordinator:
         if message.final and (peer is None or peer.attempt <= message.attempt):
             self._abandoned.add(message.replica)
 
+    def crashed(self, process: Process) -> None:
+        """A launcher says that what it launched has crashed."""
+        assert process.who is not None
+        assert process.crashed is not None
+        replica, attempt = process.who
+        peer = self.peers.get(replica)
+        self.exited(Exited(replica=replica, attempt=attempt, reason="it crashed", detected=self._world.now))
+        _, known = self._verdicts.get(replica, (0.0, None))
+        newest = -1 if known is None else known.attempt
+        vague = known is not None and known.cause is Cause.CONNECTION_LOST
+        if (peer is None or peer.attempt <= attempt) and (newest < attempt or (vague and newest == attempt)):
+            self._judge(replica, attempt, Cause.EXITED, Crash(pod=process.index, exit_code=process.crashed))
+
     def lose(self, replica: int, attempt: int, cause: Cause) -> None:
         """Take somebody out for good, who is refused from now on."""
         peer = self.peers.get(replica)
@@ -198,9 +213,10 @@ class Coordinator:
         if attempt >= 0:
             self.ledger.lost[replica] = max(attempt, self.ledger.lost.get(replica, 0))
 
-    def _judge(self, replica: int, attempt: int, cause: Cause) -> None:
+    def _judge(self, replica: int, attempt: int, cause: Cause, crash: Crash | None = None) -> None:
         since = self._world.now + (SILENCE if cause is Cause.CONNECTION_LOST else 0.0)
-        verdict = Verdict(replica=replica, attempt=attempt, cause=cause, reason=f"{cause} in a simulation")
+        reason = f"{cause} in a simulation"
+        verdict = Verdict(replica=replica, attempt=attempt, cause=cause, reason=reason, crash=crash)
         self._verdicts[replica] = (since, verdict)
 
     # --- what it does ---
@@ -325,9 +341,9 @@ class Training:
 
     def _all_end(self, group: Group, code: int, why: str) -> None:
         for process in list(group.processes.values()):
-            if process.alive and not group.frozen and process.node.reachable:
+            if process.alive and process.crashed is None and not group.frozen and process.node.reachable:
                 self.world.blame(group.job, group.who, why)
-                self.world.after(self.world.random.uniform(0.05, 1.5), self.world.nodes.ends_with, process, code)
+                self.world.after(self.world.random.uniform(0.05, 1.5), self.world.nodes.command_ends, process, code)
 
     def ended(self, process: Process) -> None:
         """A process has ended, and the others of its replica cannot go on."""
@@ -343,6 +359,21 @@ class Training:
             self._all_end(group, EXIT_LOST, "lost a rank")
         else:
             self.world.after(HANGS, self._found_hanging, group)
+
+    def tell_crash(self, process: Process) -> None:
+        """A launcher tells the coordinator of a crash, again and again until it is heard."""
+        if not process.alive or process.crashed is None or self.stands_still(process):
+            return
+        there = self.reached()
+        if there is None or there.process.job != process.job or not process.node.reachable:
+            self.world.after(RETRY, self.tell_crash, process)
+        else:
+            there.crashed(process)
+
+    def stands_still(self, process: Process) -> bool:
+        """Everything in its container is frozen."""
+        group = None if process.who is None else self._groups.get((process.job, process.who))
+        return group is not None and group.frozen
 
     def _lost_connection(self, group: Group) -> None:
         self._lose(group, Cause.CONNECTION_LOST)

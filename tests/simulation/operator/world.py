@@ -23,7 +23,16 @@ from tests.timeline import Timeline
 from fthsdp_operator import execute
 from fthsdp_operator import plan as rules
 from fthsdp_operator.actions import Plan
-from fthsdp_operator.api import API_VERSION, ATTEMPT_LABEL, JOB_UID_LABEL, KIND, REPLICA_LABEL, Job, JobStatus
+from fthsdp_operator.api import (
+    API_VERSION,
+    ATTEMPT_LABEL,
+    JOB_UID_LABEL,
+    KIND,
+    REPLICA_LABEL,
+    Job,
+    JobStatus,
+    ReplicaStatus,
+)
 from fthsdp_operator.cluster import Manifest
 from fthsdp_operator.observe import Observed
 from fthsdp_operator.render import config_map_name
@@ -216,6 +225,17 @@ class World:
     def blame(self, job: str, who: tuple[int, int], why: str) -> None:
         """Something has happened to an attempt of a replica: whoever restarts it has a reason."""
         self._blames.setdefault((job, who), []).append(why)
+        entry = self._restarted_in_place(who)
+        if entry is not None:
+            self._blames.setdefault((job, (entry.index, entry.attempt)), []).append(why)
+
+    def _restarted_in_place(self, who: tuple[int, int]) -> ReplicaStatus | None:
+        """Return the status of a replica whose pods are to run a newer attempt than this one, which is theirs too."""
+        for job in self.server.jobs():
+            entry = JobStatus.model_validate(job.get("status") or {}).replica(who[0])
+            if entry is not None and entry.pods_attempt is not None and entry.pods_attempt <= who[1] < entry.attempt:
+                return entry
+        return None
 
     def happened_to(self, pod: Manifest, why: str) -> None:
         """Something has happened to a pod."""

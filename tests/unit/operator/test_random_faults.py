@@ -11,7 +11,7 @@ from tests.unit.operator.world import Killed, World, manifest
 from fthsdp_operator.api import JobState, OnExhausted, ReplicaState
 
 LIMIT = 3
-KINDS = ["exit", "delete", "vanish", "evict", "kill operator", "wait", "coordinator"]
+KINDS = ["exit", "crash", "delete", "vanish", "evict", "kill operator", "wait", "coordinator"]
 FAULT = st.tuples(st.sampled_from(KINDS), st.integers(0, 99))
 
 
@@ -43,6 +43,8 @@ async def happen(world: World, what: str, number: int) -> set[str]:
         name = running[number % len(running)]
         if what == "exit":
             world.exits(name, 1 + number)
+        elif what == "crash":
+            world.launcher_says(name, 1 + number)
         elif what == "delete":
             world.user_deletes(name)
         elif what == "vanish":
@@ -63,11 +65,11 @@ async def recover(world: World) -> None:
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.lists(FAULT, max_size=12), st.integers(0, 2), st.sampled_from(OnExhausted))
-def test_random_faults(faults: list[tuple[str, int]], spares: int, exhausted: OnExhausted) -> None:
+@given(st.lists(FAULT, max_size=12), st.integers(0, 2), st.sampled_from(OnExhausted), st.booleans())
+def test_random_faults(faults: list[tuple[str, int]], spares: int, exhausted: OnExhausted, in_place: bool) -> None:
     async def story() -> None:
         budget = {"perReplica": {"limit": LIMIT, "windowSeconds": 600}, "onExhausted": str(exhausted)}
-        policy = {**budget, "backoff": {"initialSeconds": 5}}
+        policy = {**budget, "backoff": {"initialSeconds": 5}} | ({"inPlace": {}} if in_place else {})
         world = World(manifest(failurePolicy=policy, spares=spares))
         await world.train()
         for what, number in faults:

@@ -7,13 +7,14 @@ import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fthsdp.coordinator.messages import Exited, ReplicaStatus, Role, Status
+from fthsdp.coordinator.messages import Cause, Crash, Exited, ReplicaStatus, Role, Status, Verdict
 from fthsdp_operator.actions import Event
 from fthsdp_operator.api import (
     API_VERSION,
     ATTEMPT_LABEL,
     JOB_LABEL,
     KIND,
+    POD_INDEX_LABEL,
     REPLICA_LABEL,
     Condition,
     Job,
@@ -116,6 +117,12 @@ class World:
         else:
             self.vanish(name, kind=kind)
 
+    async def label_pod(self, namespace: str, name: str, labels: Mapping[str, str], *, uid: str) -> None:
+        self._write(f"label Pod {name} {' '.join(labels.values())}")
+        there = self.objects.get(("Pod", name))
+        if there is not None and there["metadata"]["uid"] == uid:
+            there["metadata"]["labels"] |= labels
+
     async def patch_status(
         self, namespace: str, name: str, status: Mapping[str, Any], *, resource_version: str
     ) -> Manifest:
@@ -202,6 +209,22 @@ class World:
         container = {"name": "train", "state": state}
         phase = "Succeeded" if code == 0 else "Failed"
         self.pod(name)["status"] |= {"phase": phase, "containerStatuses": [container]}
+
+    def launcher_says(self, name: str, code: int, *, words: str = "") -> None:
+        """The command of a pod ended, and its launcher, whose container runs on, has told the coordinator."""
+        assert self.coordinator is not None
+        labels = self.pod(name)["metadata"]["labels"]
+        replica, attempt, index = (int(labels[it]) for it in (REPLICA_LABEL, ATTEMPT_LABEL, POD_INDEX_LABEL))
+        verdict = Verdict(
+            replica=replica,
+            attempt=attempt,
+            cause=Cause.EXITED,
+            reason=f"a training process ended with exit code {code}",
+            crash=Crash(pod=index, exit_code=code, words=words),
+        )
+        others = tuple(it for it in self.coordinator.replicas if (it.replica, it.attempt) != (replica, attempt))
+        heard = {"replicas": others, "verdicts": (*self.coordinator.verdicts, verdict)}
+        self.coordinator = self.coordinator.model_copy(update=heard)
 
     def kubelet_places(self, name: str) -> None:
         """A pod has a node, and does not run yet."""
