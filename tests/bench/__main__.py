@@ -19,6 +19,7 @@ from tests.bench.digest import digests
 from tests.bench.faults import inside_the_collective, kills_and_a_freeze
 from tests.bench.figures import Figure, table
 from tests.bench.gil import shared_gil
+from tests.bench.in_place import restarts
 from tests.bench.joins import downloads
 from tests.bench.plan import FULL, QUICK, Plan
 from tests.bench.processes import ROOT, BenchmarkFailed, ended_by_signals
@@ -34,6 +35,7 @@ SCENARIOS: dict[str, Callable[[Plan], list[Figure]]] = {
     "kills": kills_and_a_freeze,
     "collective": inside_the_collective,
     "downloads": downloads,
+    "inplace": restarts,
     "spare": one_spare,
     "churn": steady_failures,
     "scale": large_job,
