@@ -59,9 +59,14 @@ def listens(host: str) -> bool:
     return False
 
 
+def told(env: dict[str, str], attempt: int) -> None:
+    """The launcher of a pod of replica 2 tells of a crash."""
+    tell(env)(Crash(attempt=attempt, code=7, words="it breaks", time=time.time()))
+
+
 def crash(story: Story, env: dict[str, str], attempt: int) -> None:
     """The launcher of a pod of replica 2 tells of a crash, and the operator puts the next attempt on its pods."""
-    tell(env)(Crash(attempt=attempt, code=7, words="it breaks", time=time.time()))
+    told(env, attempt)
     story.until(lambda: set(labels(story).values()) == {str(attempt + 1)}, "the pods are told")
 
 
@@ -84,13 +89,13 @@ def test_pods_of_a_crashed_replica_stay_and_are_told_the_next_attempt(story: Sto
         with coordinator(story, tmp_path, host="127.0.29.1") as env:
             crash(story, env, 0)
             assert uids(story.pods()) == before
-            told = entry(story)
-            assert (told["attempt"], told["podsAttempt"], told["restarts"]) == (1, 0, 1)
-            assert told["lastFailure"]["exitCode"] == 7
+            now = entry(story)
+            assert (now["attempt"], now["podsAttempt"], now["restarts"]) == (1, 0, 1)
+            assert now["lastFailure"]["exitCode"] == 7
             line = "r2 llama-r2-a0-1 Error exit 7: it breaks; attempt 1 starts now in its pods"
             story.until(lambda: line in story.kubectl("describe", "fthsdp", "llama"), "an event says so")
             # The second one before it was stable: new pods.
-            tell(env)(Crash(attempt=1, code=7, words="it breaks", time=time.time()))
+            told(env, 1)
             story.until(lambda: {"llama-r2-a2-0", "llama-r2-a2-1"} <= story.pods().keys(), "it has new pods")
             assert "podsAttempt" not in entry(story)
         others = {name: uid for name, uid in before.items() if "-r2-" not in name}

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tests.cluster.apiserver.server import ApiServer
 from tests.cluster.apiserver.test_apiserver_crd import GOOD
-from tests.cluster.apiserver.test_apiserver_in_place import TEMPLATE, coordinator, crash
+from tests.cluster.apiserver.test_apiserver_in_place import TEMPLATE, coordinator, crash, told
 from tests.cluster.apiserver.test_apiserver_operator import Story
 from tests.cluster.kube.helm import render
 
@@ -27,6 +27,7 @@ Object = dict[str, Any]
 Right = tuple[str, str, str]
 """Group, resource (with its subresource) and verb."""
 ACCOUNT = "fthsdp-operator"
+IN_PLACE: Right = ("", "pods", "patch")
 CHECKED_OTHERWISE: frozenset[Right] = frozenset(
     {("", "configmaps", "update"), ("fthsdp.dev", "fthsdpjobs/finalizers", "update")}
 )
@@ -276,7 +277,7 @@ class Lives:
 
 
 def test_each_right_that_is_taken_away_is_missed(story: Story, role: Object) -> None:
-    rights = sorted(granted(role) - CHECKED_OTHERWISE - SEEN_BY_WATCHES)
+    rights = sorted(granted(role) - CHECKED_OTHERWISE - SEEN_BY_WATCHES - {IN_PLACE})
     lives = Lives(story, role, rights)
     story.kubectl("apply", "-f", "-", stdin=json.dumps(role))
     with story.operator(*(word for name in lives.left for word in ("--namespace", name))):
@@ -294,6 +295,17 @@ def test_each_right_that_is_taken_away_is_missed(story: Story, role: Object) -> 
                 there.kubelet_ends(pod, 0, phase="Succeeded")
         lives.until("fthsdp", lambda names: not names, "the jobs are gone")
     assert lives.left == {}
+
+
+def test_without_the_right_to_label_pods_a_restart_in_place_says_so(story: Story, role: Object, tmp_path: Path) -> None:
+    story.kubectl("apply", "-f", "-", stdin=json.dumps(without(role, IN_PLACE, story.namespace)))
+    with story.operator():
+        story.start(template=TEMPLATE, failurePolicy={"inPlace": {}})
+        story.kubelet_starts("llama-r2-a0-0", "llama-r2-a0-1", "llama-coordinator")
+        with coordinator(story, tmp_path, host="127.0.29.3") as env:
+            told(env, 0)
+            words = 'cannot patch resource "pods" in API group ""'
+            story.until(lambda: words in story.log.read_text(), "the operator says so")
 
 
 @pytest.mark.parametrize("right", sorted(CHECKED_OTHERWISE), ids=[right[1] for right in sorted(CHECKED_OTHERWISE)])
