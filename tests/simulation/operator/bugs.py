@@ -13,7 +13,6 @@ from fthsdp_operator import (
     coordinator_pod,
     deadlines,
     execute,
-    in_place,
     nodes,
     observe,
     policy,
@@ -326,27 +325,6 @@ def leaves_proxies_behind(patch: Patch) -> None:
     patch.setattr(PodView, "over", property(lambda pod: pod.ended))
 
 
-def forgets_who_stayed(patch: Patch) -> None:
-    """Pods that were not told yet that they are restarted in place are taken for those of an older attempt."""
-    patch.setattr(observe, "as_restarted", lambda job, pods: tuple(pods))
-
-
-def creates_pods_for_who_stayed(patch: Patch) -> None:
-    """A restart in place does not say whose pods it is in."""
-    original = replicas._restarted_in_place
-
-    def restarted(*arguments: Any) -> Any:
-        it = original(*arguments)
-        return replace(it, entry=it.entry.model_copy(update={"pods_attempt": None}))
-
-    patch.setattr(replicas, "_restarted_in_place", restarted)
-
-
-def tells_pods_once(patch: Patch) -> None:
-    """Pods that were not told of a restart in place, since the operator died, never are."""
-    patch.setattr(in_place, "labels_to_set", lambda *_: ())
-
-
 BUGS: Sequence[Bug] = (
     acts_before_the_status_is_written,
     goes_on_after_a_conflict,
@@ -383,7 +361,4 @@ BUGS: Sequence[Bug] = (
     starts_again_what_has_just_begun,
     believes_the_phase_of_a_pod,
     leaves_proxies_behind,
-    forgets_who_stayed,
-    creates_pods_for_who_stayed,
-    tells_pods_once,
 )

@@ -206,6 +206,7 @@ class Checks:
             known = old.replica(entry.index)
             if known is not None:
                 self._next_attempt(operator, parse_job(after), known, entry)
+                self._restarts_in_place(uid_of(after), known, entry)
             if entry.state not in (ReplicaState.PENDING, ReplicaState.BACKOFF, *_AWAY):
                 self._seen_whole.add((uid_of(after), entry.index, entry.attempt))
         self._bounds_what_is_avoided(operator, parse_job(after), new)
@@ -275,6 +276,17 @@ class Checks:
             end = self._world.nodes.ends(pod) if mine else None
             if end is not None and pod["status"]["phase"] == "Running" and self._world.now + operator.skew < end:
                 self.fail(f"{what}: {name_of(pod)} still stops")
+
+    def _restarts_in_place(self, job: str, old: ReplicaStatus, new: ReplicaStatus) -> None:
+        """What has happened to a pod, and the operator could not know yet, happens to the attempt that it begins."""
+        if new.attempt == old.attempt or new.pods_attempt is None:
+            return
+        processes = (it for node in self._world.nodes.all.values() for it in node.processes.values() if node.reachable)
+        stay = [it for it in processes if (it.job, it.who) == (job, (old.index, old.attempt)) and it.alive]
+        pods = [self._world.server.pod(it.uid) for it in stay]
+        well = [pod for pod in pods if pod is not None and "deletionTimestamp" not in pod["metadata"]]
+        if len(well) < self._world.pods_per_replica:
+            self._world.blame(job, (new.index, new.attempt), "a pod of it had ended or was deleted before")
 
     def _is_paid_for(self, job: Job, old: ReplicaStatus, new: ReplicaStatus, what: str) -> None:
         """A restart is counted once, and there are never more within the window than the budget allows."""
