@@ -37,8 +37,8 @@ def coordinator(story: Story, folder: Path, *, host: str) -> Iterator[dict[str, 
     """Run what the coordinator's pod would run, and say where; yields how a launcher of replica 2, pod 1 finds it."""
     key = json.loads(story.kubectl("get", "secret", "llama-key", "-o", "json"))["data"]["key"]
     (folder / "key").write_bytes(base64.b64decode(key))
-    options = {"--job": "llama", "--replicas": "3", "--host": host, "--port": str(COORDINATOR_PORT)}
-    options |= {"--key-file": str(folder / "key"), "--store": f"file:{folder / 'epoch'}"}
+    options = {"--job": "llama", "--replicas": "3", "--min-replicas": "2", "--host": host}
+    options |= {"--port": str(COORDINATOR_PORT), "--key-file": str(folder / "key"), "--store": f"file:{folder}/epoch"}
     command = [sys.executable, "-m", "fthsdp.coordinator", *(word for pair in options.items() for word in pair)]
     with (folder / "coordinator.log").open("w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
