@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from fthsdp_operator import gang, render
-from fthsdp_operator.actions import Action, Create, Delete, Tell
+from fthsdp_operator.actions import Action, Create, Delete, Label, Tell
 from fthsdp_operator.api import ATTEMPT_LABEL, REPLICA_LABEL, ROLE_LABEL, Job, Role
 from fthsdp_operator.observe import Observed
 
@@ -35,8 +35,8 @@ def with_groups(job: Job, observed: Observed, actions: Iterable[Action]) -> tupl
 
 
 def _turn(action: Action) -> int:
-    """Tell, so that nobody waits; delete, groups first: while a pod is left, they are found; create, pods last."""
-    if isinstance(action, Tell):
+    """Tell coordinator and pods, so that nobody waits; delete, groups first: while a pod is left, they are found; create, pods last."""
+    if isinstance(action, Tell | Label):
         return 0
     if isinstance(action, Delete):
         return 2 if action.kind == "Pod" else 1
