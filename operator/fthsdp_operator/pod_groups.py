@@ -35,7 +35,7 @@ def with_groups(job: Job, observed: Observed, actions: Iterable[Action]) -> tupl
 
 
 def _turn(action: Action) -> int:
-    """Tell coordinator and pods, so that nobody waits; delete, groups first: while a pod is left, they are found; create, pods last."""
+    """Tell, so that nobody waits; delete, groups first: while a pod is left, they are found; create, pods last."""
     if isinstance(action, Tell | Label):
         return 0
     if isinstance(action, Delete):

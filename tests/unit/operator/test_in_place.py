@@ -332,7 +332,7 @@ def test_only_the_first_container_has_a_launcher_and_none_has_where_nobody_asked
     assert pod["spec"]["containers"][1]["command"] == ["tail"]
     plain = render.training_pod(parse_job(manifest()), replica=0, attempt=0, index=0)
     assert plain["spec"]["containers"][0]["command"] == ["train"]
-    assert [volume["name"] for volume in plain["spec"]["volumes"]] == ["fthsdp-key"]
+    assert [volume["name"] for volume in plain["spec"]["volumes"]] == ["fthsdp-key", "fthsdp-shm"]
 
 
 def test_a_template_without_a_command_is_refused() -> None:
