@@ -167,7 +167,7 @@ class Nodes:
             node=node,
             who=(int(labels[REPLICA_LABEL]), int(labels[ATTEMPT_LABEL])) if trains else None,
             index=int(labels.get(POD_INDEX_LABEL, 0)),
-            launched=trains and "fthsdp.launcher" in pod["spec"]["containers"][0]["command"],
+            launched=trains and any("fthsdp.launcher" in it.get("command", ()) for it in pod["spec"]["containers"]),
         )
         node.processes[uid] = process
         self._world.server.change(pod, status={"phase": "Running", "podIP": "10.0.0.1", "containerStatuses": []})
@@ -266,7 +266,7 @@ class Nodes:
             self._world.after(self._world.random.uniform(1.0, 10.0), self._restart, process)
             return
         lingers = self._world.meshed and not going and not pod_reason
-        if pod["status"]["phase"] == "Running" and not (lingers and "containerStatuses" in pod["status"]):
+        if pod["status"]["phase"] == "Running" and not (lingers and pod["status"].get("containerStatuses")):
             at = format_time(self._world.now + process.node.clock)
             state = {"terminated": {"exitCode": code, "reason": reason, "finishedAt": at}}
             main = {"name": pod["metadata"]["annotations"][CONTAINER_ANNOTATION], "state": state}
