@@ -20,7 +20,7 @@ from tests.cluster.kube.helm import CHART
 from tests.cluster.kube.kubectl import Kubectl
 from tests.cluster.kube.shell import until
 from tests.cluster.kube.training import Training
-from tests.cluster.livejob import LiveJob, state_of, trains_in_full
+from tests.cluster.livejob import LiveJob, entry_of, state_of, trains_in_full
 from tests.cluster.stage import (
     NAMESPACE,
     RELEASE,
@@ -147,6 +147,7 @@ def _manifests(training: Training, operator_node: str) -> tuple[Object, Object]:
     (container,) = pod["containers"]
     container["command"] = [container["command"][0], "-c", FAILING]
     container["resources"]["limits"] = {"memory": MEMORY}
+    job["spec"]["nodePolicy"] = {"unreachableSeconds": 5, "onCordon": "Ignore"}
     if training.shared:
         job["spec"]["checkpoint"] = {"path": str(training.shared / "checkpoints"), "everySteps": EVERY_STEPS}
     return job, witness
@@ -206,20 +207,10 @@ def attempts(status: Object) -> dict[int, tuple[int, int]]:
     return {entry["index"]: (entry["attempt"], entry["restarts"]) for entry in there}
 
 
-def unplaced(job: LiveJob) -> bool:
-    """Return whether a pod of the job has been looked at by the scheduler, in vain."""
-    return any(
-        (it["type"], it["reason"]) == ("PodScheduled", "Unschedulable")
-        for pod in job.pods().values()
-        for it in pod["status"].get("conditions", ())
-        if it["status"] == "False"
-    )
-
-
-def waiting_reasons(job: LiveJob, pod: str) -> set[str]:
-    """Return why the containers of a pod do not start; nothing while there is no such pod."""
-    statuses = job.pods().get(pod, {}).get("status", {}).get("containerStatuses", ())
-    return {status["state"]["waiting"]["reason"] for status in statuses if "waiting" in status["state"]}
+def waits_for(reason: str, status: Object) -> bool:
+    """Return whether that keeps replica 2 from training."""
+    waiting: Object = entry_of(status, 2).get("waiting") or {}
+    return waiting.get("reason", "") == reason
 
 
 def test_a_container_exits(job: LiveJob) -> None:
@@ -248,12 +239,7 @@ def test_an_image_does_not_exist(job: LiveJob, stage: Stage) -> None:
     (container,) = template["spec"]["containers"]
     with job.outage(2) as outage:
         job.patch({"template": {"spec": {"containers": [container | {"image": "localhost/fthsdp-tpyo:1"}]}}})
-        pod = f"{JOB}-r2-a{outage.attempt(2) + 1}-0"
-        until(
-            lambda: bool(waiting_reasons(job, pod) & {"ErrImagePull", "ImagePullBackOff"}),
-            "the image is not there",
-            timeout=NOTICED,
-        )
+        job.until(partial(waits_for, "ImagePullFailed"), "the status says what it waits for", timeout=NOTICED)
         assert job.trains_on()["state"] == "Degraded"
         job.patch({"template": template})
     assert outage.restarts(2) == 0
@@ -303,7 +289,7 @@ def test_all_replicas_fail_at_once(job: LiveJob) -> None:
 def test_a_replica_finds_no_node(job: LiveJob, stage: Stage) -> None:
     with job.outage(2) as outage, cordoned(stage.kubectl, *workers(stage.kubectl)):
         delete_pods(job, job.pod(2))
-        until(lambda: unplaced(job), "the scheduler has looked at the pod", timeout=NOTICED)
+        job.until(partial(waits_for, "Unschedulable"), "the status says what it waits for", timeout=NOTICED)
         assert job.trains_on()["state"] == "Degraded"
     assert outage.restarts(2) == 1
 
@@ -345,6 +331,43 @@ def test_the_api_server_restarts(job: LiveJob, hardware: Hardware) -> None:
         hardware.restart_api_server()
     assert outage.restarts(2) == 1
     assert outage.meanwhile > 0
+
+
+def placed(job: LiveJob) -> dict[int, str]:
+    """Return the node of each replica."""
+    return {replica: job.node(job.pod(replica)) for replica in (0, 1, 2)}
+
+
+def test_a_node_is_cordoned(job: LiveJob, stage: Stage) -> None:
+    nodes = placed(job)
+    node = nodes[2]
+    with cordoned(stage.kubectl, node):
+        untouched = job.pods_of(0, 1, 2)
+        job.trains_on(steps=5)
+        assert job.pods_of(0, 1, 2) == untouched
+        there = [replica for replica in nodes if nodes[replica] == node]
+        with job.outage(*there) as outage:
+            job.patch({"nodePolicy": {"onCordon": "Migrate"}})
+        assert node not in placed(job).values()
+    for replica in there:
+        failure = outage.failure(replica)
+        assert (failure["reason"], failure["action"]) == ("NodeCordoned", "RestartReplicaFree")
+        assert outage.restarts(replica) == 1
+    assert outage.meanwhile > 0
+
+
+def test_a_node_is_unplugged(job: LiveJob, stage: Stage, hardware: Hardware) -> None:
+    nodes = placed(job)
+    needed = {stage.operator_node, job.node(f"{JOB}-coordinator")}
+    node = next(node for node in nodes.values() if node not in needed)
+    there = [replica for replica in nodes if nodes[replica] == node]
+    with hardware.unplugged(node), job.outage(*there) as outage:
+        pass
+    assert outage.meanwhile > 0
+    assert node not in placed(job).values()
+    until(lambda: stage.ready(node), f"{node} is back", timeout=NOTICED)
+    until(lambda: len(job.pods()) == 3, "what ran there is gone", timeout=NOTICED)
+    job.trains_on()
 
 
 def test_the_kubelet_of_a_node_stops(job: LiveJob, stage: Stage, hardware: Hardware) -> None:
