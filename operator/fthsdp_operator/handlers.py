@@ -47,6 +47,9 @@ WORKERS = 8
 """Jobs reconciled at a time. A reconcile mostly waits for answers."""
 FIRST_SIGHT = 30.0
 """Seconds that workers wait for the first list of all pods; then they look at jobs whose pods are known."""
+TOGETHER = 0.25
+"""Seconds for which changes that nobody hurries for are gathered: of a group of a thousand pods that start, each tells
+several times, and one look is enough for all that came meanwhile."""
 LEAST_WAIT = 0.05
 """Seconds between two looks at a job that wants to be looked at again at once."""
 
@@ -80,11 +83,11 @@ class Reconciler:
             self._generations[uid] = generation
         self.queue.add((metadata["namespace"], metadata["name"]))
 
-    def pods_event(self, key: JobKey, gone: PodView | None) -> None:
+    def pods_event(self, key: JobKey, gone: PodView | None, can_wait: bool) -> None:
         """Note a change of what a job's pods are, or are on, and keep the last sight of a pod that is gone."""
         if gone is not None:
             self._last_words.setdefault(key, {})[gone.uid] = gone
-        self.queue.add(key)
+        self.queue.add(key, delay=TOGETHER if can_wait else 0.0)
 
     async def work(self) -> None:
         """Reconcile one job after another until cancelled."""

@@ -16,8 +16,9 @@ from fthsdp_operator.observe import JobKey, NodeView, PodView, node_view, view
 __all__ = ["Listener", "Sight"]
 
 Manifest = Mapping[str, Any]
-Listener = Callable[[JobKey, PodView | None], None]
-"""Takes a job of which something has changed, and the pod that is gone, as it was seen last, if one is."""
+Listener = Callable[[JobKey, PodView | None, bool], None]
+"""Takes a job of which something has changed; the pod that is gone, as it was seen last, if one is; and whether it can
+wait for more to come: a pod that comes up tells a handful of times, and is one of thousands."""
 EVERYWHERE = ""
 """In place of a namespace."""
 
@@ -35,7 +36,7 @@ class Sight:
     ) -> None:
         """``pods`` by namespace, or under ``EVERYWHERE`` those of all; ``chance`` returns numbers from 0 to 1."""
         self._pods, self._nodes = Pods(), Nodes()
-        self._tell: Listener = lambda job, gone: None
+        self._tell: Listener = lambda job, gone, can_wait: None
         how = {"clock": clock, "chance": chance}
         self._followed = {
             namespace: Informer(source, Mirror(view, self._pod_changed), what=_pods_of(namespace), **how)
@@ -105,12 +106,12 @@ class Sight:
     def _pod_changed(self, before: PodView | None, now: PodView, gone: bool) -> None:
         self._pods.changed(before, now, gone)
         for job in dict.fromkeys((pod.namespace, pod.job) for pod in (before, now) if pod is not None):
-            self._tell(job, now if gone else None)
+            self._tell(job, now if gone else None, not gone and now.alive and not now.ended)
 
     def _node_changed(self, before: NodeView | None, now: NodeView, gone: bool) -> None:
         self._nodes.changed(before, now, gone)
         for job in sorted(self._pods.jobs_on(now.name)):
-            self._tell(job, None)
+            self._tell(job, None, False)
 
 
 def _pods_of(namespace: str) -> str:

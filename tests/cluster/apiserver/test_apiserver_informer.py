@@ -109,7 +109,7 @@ class Seeing:
         cluster.see(sight)
         sight.listen(self._hear)
 
-    def _hear(self, job: JobKey, gone: PodView | None) -> None:
+    def _hear(self, job: JobKey, gone: PodView | None, can_wait: bool) -> None:
         if gone is not None:
             self.gone.append(gone.uid)
 

@@ -30,6 +30,8 @@ class Seeing:
         self.nodes = nodes
         self.told: list[str] = []
         """Uids of pods that are gone, and "llama" for each other change."""
+        self.hurry: list[bool] = []
+        """Of each, whether somebody should look at once."""
         loop = asyncio.get_running_loop()
         self.sight = Sight(pods={EVERYWHERE: pods}, nodes=nodes, clock=loop.time, chance=lambda: 0.5)
         self.sight.listen(self._hear)
@@ -44,8 +46,9 @@ class Seeing:
         self._following.cancel()
         await asyncio.gather(self._following, return_exceptions=True)
 
-    def _hear(self, job: JobKey, gone: PodView | None) -> None:
+    def _hear(self, job: JobKey, gone: PodView | None, can_wait: bool) -> None:
         assert job == LLAMA
+        self.hurry.append(not can_wait)
         self.told.append("llama" if gone is None else gone.uid)
 
     def shown(self) -> dict[str, str]:
@@ -251,6 +254,38 @@ def test_a_server_that_fails_is_asked_ever_less_often(fault: str) -> None:
         following.cancel()
         assert 25 < shelf.asked.count("watch") < 60
         assert shelf.asked.count("list") <= shelf.asked.count("watch")
+
+    story(play)
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "hurries"),
+    [
+        ("MODIFIED", {"status": {"phase": "Running"}}, False),
+        ("MODIFIED", {"status": {"phase": "Failed"}}, True),
+        ("DELETED", {"status": {"phase": "Running"}}, True),
+    ],
+)
+def test_a_pod_that_comes_up_can_wait_and_one_that_ends_cannot(kind: str, change: Object, hurries: bool) -> None:
+    async def play() -> None:
+        async with seeing(pod("a", 1)) as it:
+            it.hurry.clear()
+            it.pods.write(kind, {**pod("a", 2), **change})
+            await asyncio.sleep(1)
+            assert it.hurry == [hurries]
+
+    story(play)
+
+
+def test_a_pod_that_is_being_deleted_cannot_wait() -> None:
+    async def play() -> None:
+        async with seeing(pod("a", 1, phase="Running")) as it:
+            it.hurry.clear()
+            going = pod("a", 2, phase="Running")
+            going["metadata"] |= {"deletionTimestamp": "2026-11-30T12:00:30Z", "deletionGracePeriodSeconds": 30}
+            it.pods.write("MODIFIED", going)
+            await asyncio.sleep(1)
+            assert it.hurry == [True]
 
     story(play)
 

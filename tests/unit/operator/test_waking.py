@@ -92,12 +92,29 @@ def test_a_job_whose_status_alone_changed_is_not_looked_at() -> None:
     asyncio.run(story())
 
 
+def test_pods_that_come_up_are_looked_at_together() -> None:
+    async def story() -> None:
+        world = Watched()
+        async with working(world) as reconciler:
+            reconciler.job_event(world.objects[KIND, NAME], kind="ADDED")
+            await world.until(lambda: len(world.pods) == 6)
+            seen = world.looks
+            for _ in range(100):
+                reconciler.pods_event((NAMESPACE, NAME), None, True)
+                await asyncio.sleep(0)
+            assert world.looks == seen
+            await world.until(lambda: world.looks > seen)
+            assert world.looks == seen + 1
+
+    asyncio.run(story())
+
+
 async def loses_a_pod(world: Watched, reconciler: Reconciler) -> None:
     """A pod ends when it is deleted: the next attempt comes, and the exit code is known although the pod is gone."""
     gone = world.pod("r2-a0-1")
     world.exits("r2-a0-1", 143)
     del world.objects["Pod", f"{NAME}-r2-a0-1"]
-    reconciler.pods_event((NAMESPACE, NAME), view(gone))
+    reconciler.pods_event((NAMESPACE, NAME), view(gone), False)
     await world.until(lambda: "r2-a1-0" in world.pods)
     assert world.job.status.last_failure == f"r2 {NAME}-r2-a0-1 PodDeleted exit 143"
 
@@ -129,7 +146,7 @@ def test_a_pod_whose_end_is_told_while_its_job_is_looked_at_is_not_one_without_a
         async def coordinator_status(self, job: Job) -> Status | None:
             if "r2-a0-1" in self.pods:
                 self.exits("r2-a0-1", 143)
-                reconciler.pods_event((NAMESPACE, NAME), view(self.objects.pop(("Pod", f"{NAME}-r2-a0-1"))))
+                reconciler.pods_event((NAMESPACE, NAME), view(self.objects.pop(("Pod", f"{NAME}-r2-a0-1"))), False)
             return await super().coordinator_status(job)
 
         async def list_pods(self, namespace: str, job: str) -> list[PodView]:
@@ -142,7 +159,7 @@ def test_a_pod_whose_end_is_told_while_its_job_is_looked_at_is_not_one_without_a
         await trained.train()
         world.objects, world.coordinator = trained.objects, trained.coordinator
         async with working(world) as reconciler:
-            reconciler.pods_event((NAMESPACE, NAME), None)
+            reconciler.pods_event((NAMESPACE, NAME), None, False)
             await world.until(lambda: "r2-a1-0" in world.pods)
             assert world.job.status.last_failure == f"r2 {NAME}-r2-a0-1 PodDeleted exit 143"
         assert asked == []
