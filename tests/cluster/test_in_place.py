@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from tests.cluster.kube.cluster import Cluster
-from tests.cluster.kube.helm import Helm
+from tests.cluster.kube.helm import CHART
 from tests.cluster.kube.kubectl import Kubectl
-from tests.cluster.test_walking_skeleton import CHART, JOB, NAMESPACE, STARTED, diagnosis, helm, job_manifest, pods
+from tests.cluster.kube.shell import until
+from tests.cluster.stage import NAMESPACE, RELEASE, diagnosis, example, helm_and_namespaces, image_values
 
 pytestmark = pytest.mark.cluster
 
-__all__ = ["helm"]
-
 Object = dict[str, Any]
+JOB = "tiny-llama"
+ARGUMENTS = ("--steps", "100000", "--batch-size", "8", "--micro-batch-size", "4", "--emulate-compute", "1.0")
+STARTED = 240.0
+"""Seconds within which four processes that import torch begin to train, on two busy cores."""
 BACK = 180.0
 """Seconds within which a replica is back, on two busy cores."""
 KILL = """
@@ -48,32 +51,29 @@ class Run:
 
 
 @pytest.fixture(scope="module")
-def run(cluster: Cluster, helm: Helm) -> Run:
+def run(cluster: Cluster) -> Iterator[Run]:
     """Let the process of a pod crash twice."""
     kubectl = cluster.kubectl
-    repository, _, tag = cluster.operator_image().rpartition(":")
-    kubectl("wait", "serviceaccount/default", "--for=create", "--namespace", NAMESPACE, "--timeout=30s")
-    try:
-        helm.install("fthsdp", CHART, {"image.repository": repository, "image.tag": tag})
-        return crash_twice(cluster)
-    except Exception as error:
-        error.add_note(diagnosis(kubectl))
-        raise
-    finally:
-        kubectl("delete", "fthsdp", JOB, "--namespace", NAMESPACE, "--ignore-not-found", "--timeout=60s")
+    with helm_and_namespaces(cluster) as helm:
+        helm.install(RELEASE, CHART, image_values(cluster))
+        try:
+            yield crash_twice(cluster)
+        except Exception as error:
+            error.add_note(diagnosis(kubectl, JOB))
+            raise
+        finally:
+            kubectl("delete", "fthsdp", JOB, "--namespace", NAMESPACE, "--ignore-not-found", "--timeout=60s")
 
 
 def crash_twice(cluster: Cluster) -> Run:
     kubectl, training = cluster.kubectl, cluster.training()
     victim, here = f"{JOB}-r1-a0-1", ("--namespace", NAMESPACE)
-    manifest = job_manifest(training)
+    manifest = example(training, ARGUMENTS)
     manifest["spec"] |= {
         "replicas": 2,
         "minReplicas": 1,
         "failurePolicy": {"inPlace": {}, "backoff": {"initialSeconds": 0}},
     }
-    (container,) = manifest["spec"]["template"]["spec"]["containers"]
-    container["args"][1] = "100000"
     kubectl.apply(manifest)
     until(lambda: trains(kubectl, 0), "both replicas train", timeout=STARTED)
     seen, entries, restarts = [uids(kubectl)], [replica_1(kubectl)], [restarts_of(kubectl)]
@@ -88,13 +88,6 @@ def crash_twice(cluster: Cluster) -> Run:
         seen, entries = [*seen, uids(kubectl)], [*entries, replica_1(kubectl)]
         restarts = [*restarts, restarts_of(kubectl)]
     return Run(first=seen[0], after_one=seen[1], after_two=seen[2], entries=entries, restarts=restarts)
-
-
-def until(holds: Callable[[], bool], what: str, *, timeout: float) -> None:
-    end = time.monotonic() + timeout
-    while not holds():
-        assert time.monotonic() < end, f"{what}: not within {timeout:g} s"
-        time.sleep(0.2)
 
 
 def job(kubectl: Kubectl) -> Object:
@@ -116,6 +109,11 @@ def uids(kubectl: Kubectl) -> dict[str, str]:
     return {
         pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in found if "deletionTimestamp" not in pod["metadata"]
     }
+
+
+def pods(kubectl: Kubectl, selector: str) -> dict[str, Object]:
+    found = kubectl.items("pods", "--namespace", NAMESPACE, "--selector", selector)
+    return {pod["metadata"]["name"]: pod for pod in found}
 
 
 def restarts_of(kubectl: Kubectl) -> int:
