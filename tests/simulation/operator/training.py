@@ -102,8 +102,8 @@ class Coordinator:
 
     @property
     def paused(self) -> bool:
-        """Too few train."""
-        return bool(self.ledger.members) and len(self.ledger.active) < self.least
+        """Too few train. Once somebody has finished, nothing is decided any more, and so nothing pauses."""
+        return bool(self.ledger.members) and len(self.ledger.active) < self.least and not self._training.over
 
     def status(self) -> Status:
         """What the operator hears."""
