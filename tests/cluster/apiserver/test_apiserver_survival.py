@@ -37,6 +37,7 @@ SPEC = {
     **GOOD["spec"],
     "podsPerReplica": 1,
     "ttlSecondsAfterFinished": 0,
+    "retainFailedPods": 0,
     "failurePolicy": {"perReplica": {"limit": 1000}, "backoff": {"initialSeconds": 0, "maxSeconds": 0}},
 }
 NEVER = 10**9
