@@ -31,13 +31,17 @@ def _keep(job: Job, observed: Observed, pod: PodView, now: float, *, over: bool)
         return Step(actions=(lost,)) if now >= overdue else Step(wake_at=overdue)
     if observed.coordinator is None and nodes.is_dead(job, observed.nodes.get(pod.node or ""), now):
         return Step(actions=delete([pod], "it does not answer, and its node has not been Ready for too long"))
-    outdated = pod.config != render.coordinator_config(job) and not _leaving(job, observed)
+    outdated = pod.config != render.coordinator_config(job) and not _leaving(job, observed, now)
     return Step(actions=delete([pod], "it was started with other settings") if outdated else ())
 
 
-def _leaving(job: Job, observed: Observed) -> bool:
-    """Replicas that were scaled away are still there; a coordinator that knows them not would not let them leave."""
-    return any(pod.replica >= job.spec.groups for pod in observed.trainers)
+def _leaving(job: Job, observed: Observed, now: float) -> bool:
+    """Replicas that were scaled away are still there; a coordinator that knows them not would not let them leave.
+
+    One whose node does not answer is not waited for: its pod may never go.
+    """
+    surplus = (pod for pod in observed.trainers if pod.replica >= job.spec.groups)
+    return any(not pod.ended and (pod.gone_by is None or now < pod.gone_by + OVERDUE) for pod in surplus)
 
 
 def _start(job: Job, observed: Observed, now: float) -> tuple[CoordinatorStatus, Step]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from fthsdp_operator import policy, rules
+from fthsdp_operator import policy, rules, run
 from fthsdp_operator.actions import Delete, Event, by_force
 from fthsdp_operator.api import (
     AvoidedNode,
@@ -198,7 +198,8 @@ def _keeps_the_minimum(job: Job, observed: Observed, mover: ReplicaStatus, ready
         return False  # nobody knows who trains, or it is not worth it any more
     if mover.index not in ready and not _is_heard(observed, mover):
         return True
-    return not known.paused and len(set(ready) - {mover.index}) >= job.spec.min_replicas
+    # Else the coordinator is being replaced, and nobody could let it go at a boundary.
+    return run.knows_who_trains(job, observed) and len(set(ready) - {mover.index}) >= job.spec.min_replicas
 
 
 def _wish(job: Job, observed: Observed, entry: ReplicaStatus, illnesses: _Illnesses, now: float) -> Failure | None:

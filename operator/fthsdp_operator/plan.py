@@ -99,7 +99,7 @@ def _running(job: Job, observed: Observed, now: float) -> Plan:
             *(event for step in steps for event in step.events),
             *nodes.news(before.status, status),
         ),
-        wake_at=min(now + _poll(job), expires_at, *(step.wake_at for step in steps)),
+        wake_at=min(now + _poll(job), math.inf if over else expires_at, *(step.wake_at for step in steps)),
     )
 
 
@@ -132,7 +132,6 @@ def _in_order(
     told = {action.message.replica for action in actions if isinstance(action, Tell)}
     actions += _unheard(job, observed, entries, told, now)
     yield from (action for action in actions if isinstance(action, Tell))
-    yield from (action for action in actions if isinstance(action, Label))
     yield from (action for action in actions if isinstance(action, Delete))
     yield from nodes.forced(job, observed, now)
     for manifest in render.support(job, key=observed.fresh_key):
@@ -140,6 +139,7 @@ def _in_order(
             yield Create(manifest=manifest)
     if not observed.foreign:  # else pods would find somebody else's key, or nobody under their names
         yield from (action for action in actions if isinstance(action, Create))
+    yield from (action for action in actions if isinstance(action, Label))  # last: one that is refused stops nothing
 
 
 def _unheard(

@@ -36,8 +36,10 @@ def with_groups(job: Job, observed: Observed, actions: Iterable[Action]) -> tupl
 
 def _turn(action: Action) -> int:
     """Tell, so that nobody waits; delete, groups first: while a pod is left, they are found; create, pods last."""
-    if isinstance(action, Tell | Label):
+    if isinstance(action, Tell):
         return 0
+    if isinstance(action, Label):
+        return 5
     if isinstance(action, Delete):
         return 2 if action.kind == "Pod" else 1
     return 4 if action.manifest["kind"] == "Pod" else 3

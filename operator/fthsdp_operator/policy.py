@@ -322,6 +322,8 @@ def _alike(other: ReplicaStatus, failure: Failure, now: float, *, trained: bool)
     before = other.last_failure
     if before is None or before.exit_code != failure.exit_code or not _may_be_the_code(before, trained=trained):
         return False
+    if before.revision is not None and before.revision != failure.revision:
+        return False  # it ran another template
     if before.time >= now:
         return True
     recovered = other.state in (ReplicaState.CATCHING_UP, ReplicaState.ACTIVE, ReplicaState.SPARE)

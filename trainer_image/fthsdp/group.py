@@ -257,6 +257,7 @@ class ReplicaGroup:
             reporter=self._reporter,
             shell=self._shell,
             checkpoints=self._checkpoints,
+            let_go=self._let_go.set,
         )
 
     def _open_checkpoints(self) -> Checkpoints | None:

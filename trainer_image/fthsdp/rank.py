@@ -74,6 +74,8 @@ class Parts:
     """At rank 0."""
     checkpoints: Checkpoints | None
     """None when the job writes none."""
+    let_go: Callable[[], None]
+    """Takes note that the replica has been let go, though it may still have a checkpoint to write."""
 
 
 class Rank:
@@ -278,7 +280,8 @@ class Rank:
             checkpoints.begin(step, self._state, sampler.to_json())
 
     def last_checkpoint(self, step: int, sampler: SamplerState) -> None:
-        """Write the state after ``step``, after which nobody trains on."""
+        """Write the state after ``step``, after which nobody trains on. One that is being written is waited for."""
+        self._parts.let_go()
         if self._parts.checkpoints is not None:
             self._parts.checkpoints.last(step, self._state, sampler.to_json())
 

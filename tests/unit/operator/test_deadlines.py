@@ -374,6 +374,7 @@ def test_a_run_that_is_over_is_not_too_late() -> None:
         world.everybody_trains(finished=True)
         await after(world, 100)
         assert not world.job.status.terminal
+        assert await world.look() > 0  # nor looked at again and again
 
     asyncio.run(story())
 

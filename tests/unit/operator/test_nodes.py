@@ -633,3 +633,21 @@ def test_avoiding_leaves_the_templates_own_affinity_as_it_is() -> None:
     named = made["nodeAffinity"][PREFERRED][1]["preference"]["matchFields"]
     assert [it["values"] for it in named] == [["a"], ["b"]]  # the API takes one name in each
     assert affinity["nodeAffinity"][PREFERRED] == [mine]
+
+
+def test_a_coordinator_gets_its_new_numbers_although_a_pod_that_was_scaled_away_never_goes() -> None:
+    async def story() -> None:
+        world = World(manifest(replicas=3, minReplicas=1))
+        await world.train()
+        first = world.objects["Pod", f"{NAME}-coordinator"]["metadata"]["uid"]
+        world.user_changes(replicas=2)
+        await world.settle()
+        assert ("Pod", f"{NAME}-r2-a0-0") in world.objects  # it is asked to leave
+        assert world.objects["Pod", f"{NAME}-coordinator"]["metadata"]["uid"] == first
+        world.now += GRACE + OVERDUE  # its node is gone: nobody will say that it has ended
+        await world.settle()
+        assert ("Pod", f"{NAME}-r2-a0-0") in world.objects
+        there = world.objects.get(("Pod", f"{NAME}-coordinator"))
+        assert there is None or "deletionTimestamp" in there["metadata"] or there["metadata"]["uid"] != first
+
+    asyncio.run(story())

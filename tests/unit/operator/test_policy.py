@@ -237,6 +237,20 @@ def test_other_codes_are(code: int) -> None:
     assert verdict(failed(code=code), [failed(0, code=code), failed(1, code=code)]).reason == "CodeFault"
 
 
+def of_template(revision: str | None, replica: ReplicaStatus) -> ReplicaStatus:
+    assert replica.last_failure is not None
+    failure = replica.last_failure.model_copy(update={"revision": revision})
+    return replica.model_copy(update={"last_failure": failure})
+
+
+def test_failures_of_another_template_are_no_fault_of_this_one() -> None:
+    before = [of_template("old", failed(index)) for index in range(2)]
+    assert verdict(of_template("new", failed()), before).action is PAID
+    assert verdict(of_template("old", failed()), before).reason == "CodeFault"
+    unknown = [of_template(None, failed(index)) for index in range(2)]
+    assert verdict(of_template("new", failed()), unknown).reason == "CodeFault"
+
+
 def test_all_out_of_memory_at_once_is_one() -> None:
     oom = [failed(index, code=137, reason="OOMKilled") for index in range(3)]
     assert verdict(oom[2], oom[:2]).reason == "CodeFault"
