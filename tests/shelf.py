@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
-from fthsdp_operator.cluster import Forbidden, Unanswered
+from fthsdp_operator.cluster import Busy, Forbidden, Unanswered
 from fthsdp_operator.informer import Gap
 
 __all__ = ["Shelf"]
@@ -25,6 +25,8 @@ class Shelf:
         self.version = 0
         self.down = False
         """Nobody answers."""
+        self.busy = False
+        """Somebody answers that it cannot be done now."""
         self.forbidden = False
         self.frozen = False
         """Connections stay open, and nothing comes on them."""
@@ -121,6 +123,8 @@ class Shelf:
 
     async def _answer(self) -> None:
         await asyncio.sleep(0.001)
+        if self.busy:
+            raise Busy("429 Too Many Requests: said the server")
         if self.forbidden:
             raise Forbidden("403 Forbidden: said the server")
         if self.down:

@@ -222,7 +222,8 @@ class KubernetesCluster:
 
     def _address(self, job: Job) -> str:
         name = coordinator_name(job.name)
-        return next((pod.address for pod in self.known_pods(job.namespace, job.name) if pod.name == name), "")
+        pods = (pod for pod in self.known_pods(job.namespace, job.name) if pod.job_uid == job.metadata.uid)
+        return next((pod.address for pod in pods if pod.name == name), "")
 
     # --- events ---
 

@@ -24,7 +24,9 @@ def keep_coordinator(job: Job, observed: Observed, now: float, *, over: bool) ->
 
 def _keep(job: Job, observed: Observed, pod: PodView, now: float, *, over: bool) -> Step:
     if pod.ended and not over:
-        return Step(actions=(by_force(pod, "it has ended, and the run has not"),), wake_at=now)
+        # Somebody's finalizer may keep it there.
+        wake_at = now if pod.deleted is None else now + OVERDUE
+        return Step(actions=(by_force(pod, "it has ended, and the run has not"),), wake_at=wake_at)
     if pod.gone_by is not None:
         overdue = pod.gone_by + OVERDUE
         lost = by_force(pod, "it should have ended by now, and its node says nothing")

@@ -51,11 +51,12 @@ class Coordinators:
         """Ask how the job stands; None when nothing is known now. ``address``: of the coordinator's pod, or empty."""
         if not address:
             return None
-        line, loop = self._line(job), asyncio.get_running_loop()
-        if line.question is not None and line.question.done() and loop.time() - line.asked > FRESH:
+        line, loop = await self._line(job), asyncio.get_running_loop()
+        old = line.question is not None and line.question.done() and loop.time() - line.asked > FRESH
+        if old or line.asked_at != address:  # what another pod has said is no answer of this one
             line.question = None
         if line.question is None:
-            line.asked = loop.time()
+            line.asked, line.asked_at = loop.time(), address
             line.question = line.start(self._exchange(line, job, address, None))
         await line.wait(line.question)
         if not line.question.done():
@@ -66,7 +67,7 @@ class Coordinators:
     async def tell(self, job: Job, address: str, message: Exited) -> None:
         """Tell it something; that it does not hear is no error."""
         if address:
-            line = self._line(job)
+            line = await self._line(job)
             await line.wait(line.start(self._exchange(line, job, address, message)))
 
     async def hang_up(self, key: JobKey) -> None:
@@ -80,8 +81,12 @@ class Coordinators:
         for key in list(self._lines):
             await self.hang_up(key)
 
-    def _line(self, job: Job) -> _Line:
-        return self._lines.setdefault((job.namespace, job.name), _Line())
+    async def _line(self, job: Job) -> _Line:
+        """Return the talk with the coordinator of this very job: one of that name was another's."""
+        key = (job.namespace, job.name)
+        if key in self._lines and self._lines[key].job_uid != job.metadata.uid:
+            await self.hang_up(key)
+        return self._lines.setdefault(key, _Line(job.metadata.uid))
 
     async def _exchange(self, line: _Line, job: Job, address: str, message: Exited | None) -> Status | None:
         """Tell a message, or nothing, and return how the job stands; None when nobody answers."""
@@ -136,7 +141,8 @@ class Coordinators:
 class _Line:
     """The talk with one coordinator."""
 
-    def __init__(self) -> None:
+    def __init__(self, job_uid: str) -> None:
+        self.job_uid = job_uid
         self.client: OperatorClient | None = None
         self.address = ""
         """Where the client looks for it."""
@@ -144,6 +150,8 @@ class _Line:
         """How the job stands: asked, and not taken by any look yet."""
         self.asked = 0.0
         """When, by the loop's clock."""
+        self.asked_at = ""
+        """The address at which it was asked."""
         self.speaks = True
         """The last exchange had an answer, or failed in less time than a look waits."""
         self._going_on: set[asyncio.Task[Any]] = set()

@@ -21,7 +21,7 @@ from contextlib import aclosing
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 from fthsdp_operator.cache import Mirror, Seen
-from fthsdp_operator.cluster import ClusterError, Forbidden
+from fthsdp_operator.cluster import Busy, ClusterError, Forbidden
 
 __all__ = ["RELIST", "SILENCE", "WATCH_TIME", "Gap", "Informer", "Source"]
 
@@ -121,6 +121,8 @@ class Informer(Generic[V]):
             self._note_forbidden(error)
             wait = FORBIDDEN_RETRY * (1.0 + self._chance())
         except ClusterError as error:
+            if isinstance(error, Busy):
+                self._hear()  # it answers, and a new process would hear the same
             wait = max(self._wait(), error.retry_after)
             self._failures += 1
             log.warning("the watch of %s broke, and goes on in %.1f s: %s", self._what, wait, error)

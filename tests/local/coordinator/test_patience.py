@@ -122,6 +122,31 @@ def test_one_that_froze_is_heard_again_when_it_is_back(process: Any, job: Job) -
     asyncio.run(story())
 
 
+def test_a_job_of_the_same_name_is_not_told_what_the_one_before_was(process: Any, job: Job) -> None:
+    secrets = Secrets()
+    later = job.model_copy(update={"metadata": job.metadata.model_copy(update={"uid": "another"})})
+
+    async def story() -> None:
+        async with coordinators(process.port, secrets) as talking:
+            assert await talking.status(job, HERE) is not None
+            assert await talking.status(later, "") is None
+            assert await talking.status(later, HERE) is not None
+
+    asyncio.run(story())
+    assert secrets.read == 2, "the key of the one before was used"
+
+
+def test_an_answer_of_another_pod_is_none_of_this_one(silent: int, job: Job) -> None:
+    async def story() -> None:
+        async with coordinators(silent, Secrets()) as talking:
+            assert await talking.status(job, HERE) is None
+            asked = talking._lines[job.namespace, job.name].question
+            assert await talking.status(job, "127.0.0.2") is None
+            assert talking._lines[job.namespace, job.name].question is not asked
+
+    asyncio.run(story())
+
+
 def exited() -> Exited:
     return Exited(replica=1, attempt=0, reason="killed", detected=time.time())
 

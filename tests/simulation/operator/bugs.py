@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from fthsdp_operator import (
-    cache,
     coordinator_pod,
     deadlines,
     execute,
@@ -151,15 +150,6 @@ def scales_down_from_the_lowest(patch: Patch) -> None:
     patch.setattr(replicas, "_removed", removed)
 
 
-def scales_down_at_once(patch: Patch) -> None:
-    """Replicas beyond spec.replicas go, though the others do not train."""
-
-    def surplus(job: Job, observed: Observed, *_: Any) -> Any:
-        return [replicas._removed(observed, it) for it in job.status.replica_statuses if it.index >= job.spec.groups]
-
-    patch.setattr(replicas, "surplus", surplus)
-
-
 def restarts_all_for_one(patch: Patch) -> None:
     """As elsewhere: when one replica fails, all are started again."""
     original = replicas._failed
@@ -243,31 +233,9 @@ def takes_what_is_late_for_deleted(patch: Patch) -> None:
     patch.setattr(execute, "_in_doubt", lambda *_: False)
 
 
-def hears_nothing_of_what_went_in_a_gap(patch: Patch) -> None:
-    """As with kopf's watches: after a gap it is told what is there, and nothing about what went meanwhile."""
-
-    def replace_nothing(self: cache.Mirror[Any], found: Iterable[cache.Seen[Any]], version: str) -> None:
-        for seen in found:
-            self._take(seen)
-        self._told = int(version)
-
-    patch.setattr(cache.Mirror, "replace", replace_nothing)
-
-
 def rolls_all_at_once(patch: Patch) -> None:
     """A changed template takes as many away as minReplicas leaves."""
     patch.setattr(roll, "_room", lambda *_: 99)
-
-
-def rolls_below_the_minimum(patch: Patch) -> None:
-    """A changed template takes away whom maxUnavailable leaves, whatever minReplicas is."""
-    original = roll._next_ones
-
-    def next_ones(job: Job, *rest: Any) -> Any:
-        spec = job.spec.model_copy(update={"min_replicas": 0})
-        return original(job.model_copy(update={"spec": spec}), *rest)
-
-    patch.setattr(roll, "_next_ones", next_ones)
 
 
 def replaces_who_has_the_template_already(patch: Patch) -> None:
@@ -283,11 +251,6 @@ def does_not_wait_for_those_who_leave(patch: Patch) -> None:
 def believes_nodes_more_than_the_coordinator(patch: Patch) -> None:
     """Who is heard is moved all the same, when its node is not Ready."""
     patch.setattr(nodes, "_is_heard", lambda *_: False)
-
-
-def leaves_ill_nodes_whatever_is_left(patch: Patch) -> None:
-    """A planned move does not look at minReplicas."""
-    patch.setattr(nodes, "_keeps_the_minimum", lambda *_: True)
 
 
 def avoids_nodes_for_ever(patch: Patch) -> None:
@@ -337,7 +300,6 @@ BUGS: Sequence[Bug] = (
     is_not_woken_after_a_wait,
     does_not_wait,
     scales_down_from_the_lowest,
-    scales_down_at_once,
     restarts_all_for_one,
     believes_old_verdicts,
     tells_of_the_next_attempt,
@@ -348,13 +310,10 @@ BUGS: Sequence[Bug] = (
     ends_with_the_first,
     forgets_the_time_to_live,
     takes_what_is_late_for_deleted,
-    hears_nothing_of_what_went_in_a_gap,
     rolls_all_at_once,
-    rolls_below_the_minimum,
     replaces_who_has_the_template_already,
     does_not_wait_for_those_who_leave,
     believes_nodes_more_than_the_coordinator,
-    leaves_ill_nodes_whatever_is_left,
     avoids_nodes_for_ever,
     removes_by_force_at_once,
     waits_for_hanging_starts_for_ever,

@@ -8,7 +8,7 @@ import pytest
 from tests.simulation.operator import bugs
 from tests.simulation.operator.cases import cover, random_case
 
-ENOUGH = 600
+ENOUGH = 400
 """Jobs after which the search is given up."""
 
 

@@ -258,6 +258,19 @@ def test_a_server_that_fails_is_asked_ever_less_often(fault: str) -> None:
     story(play)
 
 
+@pytest.mark.parametrize(("trouble", "heard"), [("busy", True), ("down", False)])
+def test_a_server_that_is_busy_is_heard_and_one_that_is_down_is_not(trouble: str, heard: bool) -> None:
+    async def play() -> None:
+        async with seeing(pod("a", 1)) as it:
+            for shelf in (it.pods, it.nodes):
+                setattr(shelf, trouble, True)
+                shelf.cut()
+            await asyncio.sleep(400)
+            assert (it.sight.age() < 60) is heard
+
+    story(play)
+
+
 @pytest.mark.parametrize(
     ("kind", "change", "hurries"),
     [
