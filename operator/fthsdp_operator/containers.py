@@ -15,7 +15,7 @@ from typing import Any
 
 from fthsdp_operator.api import CONTAINER_ANNOTATION
 
-__all__ = ["ENDED", "Exit", "exit_of", "exits_of", "main_container", "phase_of", "seconds"]
+__all__ = ["ENDED", "Exit", "exit_of", "exits_of", "main_container", "phase_of", "seconds", "still_runs"]
 
 Manifest = Mapping[str, Any]
 
@@ -83,6 +83,17 @@ def exit_of(exits: tuple[Exit, ...], main: str) -> Exit | None:
     own = (one for one in exits if one.container == main)
     bad = (one for one in exits if one.code != 0)
     return next(own, None) or next(bad, None) or next(iter(exits), None)
+
+
+def still_runs(pod: Manifest) -> bool:
+    """Whether a container of a pod runs, or is still to run.
+
+    The phase does not say so: a kubelet tells that the last container has ended a moment before it tells of the pod.
+    """
+    status = pod.get("status") or {}
+    states = [one.get("state") or {} for one in status.get("containerStatuses") or ()]
+    sidecars = [one.get("state") or {} for one in status.get("initContainerStatuses") or ()]
+    return any("terminated" not in state for state in states) or any("running" in state for state in sidecars)
 
 
 def _ended_for_good(pod: Manifest, main: str, *, lasting: bool) -> Manifest | None:

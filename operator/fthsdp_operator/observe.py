@@ -28,7 +28,7 @@ from fthsdp_operator.api import (
     Role,
     pod_name,
 )
-from fthsdp_operator.containers import ENDED, Exit, exit_of, exits_of, main_container, phase_of, seconds
+from fthsdp_operator.containers import ENDED, Exit, exit_of, exits_of, main_container, phase_of, seconds, still_runs
 
 __all__ = [
     "Exit",
@@ -307,7 +307,7 @@ def view(pod: Manifest) -> PodView | None:
         attempt=attempt,
         index=index,
         phase=intern(phase),
-        lingers=phase in ENDED and status.get("phase") not in ENDED,
+        lingers=phase in ENDED and status.get("phase") not in ENDED and still_runs(pod),
         main=intern(main),
         node=intern((pod.get("spec") or {}).get("nodeName") or "") or None,
         address="" if trainer else status.get("podIP") or "",

@@ -90,6 +90,14 @@ def test_an_evicted_pod_has_failed_though_its_training_left_with_0() -> None:
 
 
 @pytest.mark.parametrize(("code", "phase"), [(0, "Succeeded"), (1, "Failed")])
+def test_a_pod_whose_containers_have_all_ended_is_over_before_its_phase_says_so(code: int, phase: str) -> None:
+    pod = seen("Running", train=ended(code), istio_proxy=ended(0))
+    assert (pod.phase, pod.over) == (phase, True)
+    pod = seen("Running", train=ended(code), istio_proxy=RUNNING)
+    assert (pod.phase, pod.over) == (phase, False)
+
+
+@pytest.mark.parametrize(("code", "phase"), [(0, "Succeeded"), (1, "Failed")])
 @pytest.mark.parametrize("now", [RUNNING, WAITING])
 def test_a_training_container_that_was_started_again_has_ended(code: int, phase: str, now: Manifest) -> None:
     """Somebody's webhook has changed the pod's restart policy: as the same attempt, nobody lets it in."""
