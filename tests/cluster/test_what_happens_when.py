@@ -145,7 +145,7 @@ def _manifests(training: Training, operator_node: str) -> tuple[Object, Object]:
     job, witness = example(training, ARGUMENTS), example(training, ARGUMENTS)
     for manifest, name, replicas in ((job, JOB, 3), (witness, WITNESS, 1)):
         manifest["metadata"]["name"] = name
-        manifest["spec"] |= {"replicas": replicas, "minReplicas": 1, "podsPerReplica": 1}
+        manifest["spec"] |= {"replicas": replicas, "minReplicas": 1, "podsPerReplica": 1, "retainFailedPods": 0}
         manifest["spec"]["failurePolicy"] = {
             "perReplica": {"limit": 100},
             "backoff": {"initialSeconds": 0, "maxSeconds": 0},
@@ -389,6 +389,18 @@ def test_the_kubelet_of_a_node_stops(job: LiveJob, stage: Stage, hardware: Hardw
     assert job.pods_of(0, 1, 2) == untouched
 
 
+def coordinator_counts(job: LiveJob, replicas: int) -> bool:
+    """Return whether the coordinator that runs was started with this number: until then another one takes its place."""
+    selector = f"fthsdp.dev/job={job.name},fthsdp.dev/role=coordinator"
+    found = job.kubectl.items("pods", "--namespace", job.namespace, "--selector", selector)
+    return any(
+        pod["status"].get("phase") == "Running"
+        and "deletionTimestamp" not in pod["metadata"]
+        and json.loads(pod["metadata"]["annotations"]["fthsdp.dev/coordinator-config"])["replicas"] == replicas
+        for pod in found
+    )
+
+
 def test_the_job_is_scaled_from_2_to_4_and_to_3(job: LiveJob) -> None:
     restarts = job.status()["restarts"]
     for replicas, stay in ((2, (0, 1)), (4, (0, 1)), (3, (0, 1, 2))):
@@ -396,6 +408,7 @@ def test_the_job_is_scaled_from_2_to_4_and_to_3(job: LiveJob) -> None:
         job.on("scale", "fthsdp", JOB, f"--replicas={replicas}")
         full = f"{replicas}/{replicas}"
         job.until(partial(trains, full), f"{full} replicas train")
+        until(partial(coordinator_counts, job, replicas), "the coordinator has the number", timeout=NOTICED)
         assert job.trains_on()["restarts"] == restarts
         assert job.pods_of(*stay) == untouched
     until(lambda: len(job.pods()) == 3, "the pods of the others are gone", timeout=NOTICED)
