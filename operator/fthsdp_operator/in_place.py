@@ -13,7 +13,6 @@ from fthsdp_operator import policy
 from fthsdp_operator.actions import Label
 from fthsdp_operator.api import ATTEMPT_LABEL, Failure, Job, ReplicaState, ReplicaStatus, RuleAction
 from fthsdp_operator.observe import Observed, PodView
-from fthsdp_operator.revision import revision_of
 
 __all__ = ["POLL", "is_possible", "judged", "labels", "labels_to_set"]
 
@@ -30,7 +29,7 @@ def is_possible(job: Job, observed: Observed, entry: ReplicaStatus, failure: Fai
     """
     if job.spec.failure_policy.in_place is None or failure.reason != "Error":
         return False
-    if entry.revision != revision_of(job.spec):
+    if entry.revision != job.spec.revision:
         return False  # it is restarted with the template as it is now
     if policy.in_a_row(entry, job.spec.failure_policy.backoff, now) > 0:
         return False

@@ -20,7 +20,6 @@ from fthsdp_operator.api import (
 )
 from fthsdp_operator.observe import Observed
 from fthsdp_operator.replicas import READY
-from fthsdp_operator.revision import revision_of
 from fthsdp_operator.roll import STALLED, current_revision, progress
 
 __all__ = ["PROGRESS", "milestones", "newest_failure", "status_of"]
@@ -58,10 +57,8 @@ def status_of(
         abandoned_replicas=sum(entry.state is ReplicaState.ABANDONED for entry in entries),
         selector=render.selector(job.name),
         current_revision=current_revision(job, entries),
-        update_revision=revision_of(job.spec),
-        updated_replicas=sum(
-            entry.revision == revision_of(job.spec) and _has_pods(observed, entry) for entry in entries
-        ),
+        update_revision=job.spec.revision,
+        updated_replicas=sum(entry.revision == job.spec.revision and _has_pods(observed, entry) for entry in entries),
         restarts=sum(entry.restarts for entry in entries),
         **_progress(job, observed, now, moved=(state, f"{ready}/{wanted}") != (before.state, before.ready)),
         last_failure=newest_failure(entries),

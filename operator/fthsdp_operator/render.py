@@ -34,7 +34,6 @@ from fthsdp_operator.api import (
     pod_name,
 )
 from fthsdp_operator.placement import place
-from fthsdp_operator.revision import revision_of
 
 __all__ = [
     "COORDINATOR_PORT",
@@ -92,7 +91,7 @@ def training_pod(job: Job, *, replica: int, attempt: int, index: int) -> Manifes
     metadata, spec = template.get("metadata") or {}, template["spec"]
     numbers = {REPLICA_LABEL: replica, ATTEMPT_LABEL: attempt, POD_INDEX_LABEL: index}
     ours = _labels(job, Role.TRAINER) | {label: str(number) for label, number in numbers.items()}
-    ours[REVISION_LABEL] = revision_of(job.spec)
+    ours[REVISION_LABEL] = job.spec.revision
     spec |= {"restartPolicy": "Never", "hostname": name, "subdomain": job.name}
     spec["volumes"] = [*(spec.get("volumes") or []), *_volumes(job)]
     _prefer_other_nodes(spec, [node.name for node in job.status.avoided_nodes])

@@ -11,7 +11,6 @@ from fthsdp_operator import deadlines, in_place, nodes, policy, render, run
 from fthsdp_operator.actions import Create, Delete, Event, Step, Tell, delete, tell
 from fthsdp_operator.api import EventReason, Failure, Job, ReplicaState, ReplicaStatus, RuleAction
 from fthsdp_operator.observe import Observed, PodView
-from fthsdp_operator.revision import revision_of
 
 __all__ = [
     "ENDED",
@@ -55,7 +54,7 @@ def entry_now(job: Job, observed: Observed, index: int, now: float) -> ReplicaSt
     """Bring the recorded state of a replica up to what is there, as far as that costs nothing."""
     entry = job.status.replica(index) or ReplicaStatus(index=index)
     known = {"last_failure": policy.with_exit_code(entry.last_failure, observed)}
-    entry = entry.model_copy(update={"revision": entry.revision or revision_of(job.spec), **known})
+    entry = entry.model_copy(update={"revision": entry.revision or job.spec.revision, **known})
     entry = nodes.forgiven(observed, entry)
     if entry.state is ReplicaState.SUSPENDED and _still_stopping(job, observed, now):
         return entry
@@ -78,7 +77,7 @@ def _still_stopping(job: Job, observed: Observed, now: float) -> bool:
 
 def _has_hope(job: Job, entry: ReplicaStatus) -> bool:
     """It failed, and since then its template was changed: that may be the remedy, and is tried at once."""
-    return entry.state in (ReplicaState.BACKOFF, ReplicaState.ABANDONED) and entry.revision != revision_of(job.spec)
+    return entry.state in (ReplicaState.BACKOFF, ReplicaState.ABANDONED) and entry.revision != job.spec.revision
 
 
 def _anew(job: Job, entry: ReplicaStatus) -> ReplicaStatus:
@@ -87,7 +86,7 @@ def _anew(job: Job, entry: ReplicaStatus) -> ReplicaStatus:
         update={
             "state": ReplicaState.PENDING,
             "attempt": entry.attempt + 1,
-            "revision": revision_of(job.spec),
+            "revision": job.spec.revision,
             "pods_attempt": None,
             "recent_restarts": (),
             "restarts_in_a_row": 0,
@@ -364,7 +363,7 @@ def _next_attempt(job: Job, entry: ReplicaStatus, restart_at: float, now: float)
         update={
             "state": ReplicaState.BACKOFF if waits else ReplicaState.PENDING,
             "attempt": entry.attempt + 1,
-            "revision": revision_of(job.spec),
+            "revision": job.spec.revision,
             "pods_attempt": None,
             "next_restart_time": restart_at if waits else None,
             "first_exit_time": None,

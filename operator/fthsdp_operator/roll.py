@@ -17,7 +17,6 @@ from fthsdp_operator.actions import delete
 from fthsdp_operator.api import ConditionReason, Job, ReplicaState, ReplicaStatus, RuleAction, UpdateType
 from fthsdp_operator.observe import Observed
 from fthsdp_operator.replicas import READY, Group
-from fthsdp_operator.revision import revision_of
 
 __all__ = ["STALLED", "Progress", "current_revision", "progress", "roll"]
 
@@ -42,7 +41,7 @@ def roll(job: Job, observed: Observed, groups: Sequence[Group], now: float) -> l
 
 def _is_outdated(job: Job, entry: ReplicaStatus) -> bool:
     """It has, or is to have, pods of another template."""
-    return entry.state not in _AT_REST and entry.revision != revision_of(job.spec)
+    return entry.state not in _AT_REST and entry.revision != job.spec.revision
 
 
 def _is_not_running(job: Job, observed: Observed, entry: ReplicaStatus) -> bool:
@@ -104,7 +103,7 @@ def _room(job: Job, entries: Sequence[ReplicaStatus]) -> int:
 
 def _broken(job: Job, entries: Sequence[ReplicaStatus]) -> list[ReplicaStatus]:
     """Who has failed with the new template and is not back, unless it has been seen to work in another replica."""
-    wanted = revision_of(job.spec)
+    wanted = job.spec.revision
     new = [entry for entry in entries if entry.revision == wanted]
     if any(entry.state in READY for entry in new):
         return []
@@ -129,7 +128,7 @@ Progress = tuple[bool, ConditionReason, str]
 def progress(job: Job, observed: Observed, entries: Sequence[ReplicaStatus]) -> Progress:
     """Say how far a changed template has come, given what was decided about the replicas."""
     old = [entry for entry in entries if _is_outdated(job, entry)]
-    policy, wanted = job.spec.update_policy, revision_of(job.spec)
+    policy, wanted = job.spec.update_policy, job.spec.revision
     back = [entry for entry in entries if entry.state is ReplicaState.SUSPENDED]
     if back:
         return True, "Recreating", f"{_names(back)} stop, to start again with the template {wanted}"
@@ -157,7 +156,7 @@ def progress(job: Job, observed: Observed, entries: Sequence[ReplicaStatus]) -> 
 
 def current_revision(job: Job, entries: Sequence[ReplicaStatus]) -> str:
     """Return the revision that all run; while a newer one is on its way to them, the one before."""
-    wanted = revision_of(job.spec)
+    wanted = job.spec.revision
     there = [entry.revision == wanted and entry.state in READY for entry in entries if entry.state not in _AT_REST]
     return wanted if there and all(there) else job.status.current_revision or wanted
 

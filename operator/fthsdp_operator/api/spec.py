@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 from pydantic import ConfigDict, Field
@@ -15,6 +16,7 @@ from fthsdp_operator.api.network import PORTS_CEL, PORTS_RULE, NetworkSpec
 from fthsdp_operator.api.node_policy import NodePolicy
 from fthsdp_operator.api.parts import SpecPart
 from fthsdp_operator.api.placement import AFFINITY_CEL, AFFINITY_RULE, PlacementSpec
+from fthsdp_operator.api.revision import revision_of
 from fthsdp_operator.api.success import Success
 from fthsdp_operator.api.template import TEMPLATE_SCHEMA, gpus
 from fthsdp_operator.api.update_policy import RECREATE_RULE, UpdatePolicy
@@ -239,6 +241,11 @@ class JobSpec(SpecPart):
     def ranks_per_pod(self) -> int:
         """Ranks in each pod."""
         return self.processes_per_pod or min(gpus(self.template), MAX_PROCESSES) or 1
+
+    @cached_property
+    def revision(self) -> str:
+        """Which version of the template this is. Each pod and each replica asks for it, so it is worked out once."""
+        return revision_of(self.template, self.ranks_per_pod)
 
     @property
     def groups(self) -> int:

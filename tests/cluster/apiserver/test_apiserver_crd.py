@@ -13,7 +13,6 @@ from tests.cluster.apiserver.server import ApiServer
 from fthsdp.errors import ConfigError
 from fthsdp_operator.api import API_VERSION, KIND, TRANSPORT_ENV, AvoidedNode, parse_job
 from fthsdp_operator.render import training_pod
-from fthsdp_operator.revision import revision_of
 
 pytestmark = pytest.mark.cluster
 
@@ -299,7 +298,7 @@ def test_who_looks_after_a_job_cannot_be_changed(apiserver: ApiServer, namespace
 def test_a_template_is_stored_as_it_was_given_so_that_its_revision_stays(apiserver: ApiServer, namespace: str) -> None:
     apiserver.kubectl("create", "-n", namespace, "-f", "-", stdin=json.dumps(GOOD))
     stored = apiserver.items("fthsdp", namespace)["llama"]
-    assert revision_of(parse_job(stored).spec) == revision_of(parse_job(GOOD).spec)
+    assert parse_job(stored).spec.revision == parse_job(GOOD).spec.revision
 
 
 def test_a_job_is_listed_under_its_short_name_and_with_everything(apiserver: ApiServer, namespace: str) -> None:

@@ -32,7 +32,6 @@ from fthsdp_operator.cluster import Manifest
 from fthsdp_operator.nodes import PLANNED
 from fthsdp_operator.observe import Observed, view
 from fthsdp_operator.render import coordinator_config
-from fthsdp_operator.revision import revision_of
 
 if TYPE_CHECKING:
     from tests.simulation.operator.operators import Operator
@@ -146,7 +145,7 @@ class Checks:
 
     def _rolls_gently(self, job: Job, observed: Observed, todo: Plan) -> None:
         """A changed template takes only as many away as the user allows, and nobody who has it already."""
-        wanted, policy = revision_of(job.spec), job.spec.update_policy
+        wanted, policy = job.spec.revision, job.spec.update_policy
         active = {(it.replica, it.attempt) for it in self._members(observed) if it.role is Role.ACTIVE}
         taken = [old for old, new in self._pairs(job, todo) if _rolled(old, new) and (old.index, old.attempt) in active]
         if not taken:

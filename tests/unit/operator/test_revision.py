@@ -9,7 +9,6 @@ from tests.unit.operator.world import manifest
 
 from fthsdp_operator import render
 from fthsdp_operator.api import REVISION_LABEL, parse_job
-from fthsdp_operator.revision import revision_of
 
 
 def template(**container: Any) -> dict[str, Any]:
@@ -17,7 +16,7 @@ def template(**container: Any) -> dict[str, Any]:
 
 
 def revision(template: dict[str, Any], **spec: Any) -> str:
-    return revision_of(parse_job(manifest(template=template, **spec)).spec)
+    return parse_job(manifest(template=template, **spec)).spec.revision
 
 
 def test_revisions_are_those_of_every_version_of_the_operator() -> None:
@@ -99,5 +98,5 @@ def test_the_number_of_processes_counts_and_nothing_else_of_the_job_does() -> No
 def test_pods_carry_the_revision_as_a_label_and_are_named_without_it() -> None:
     job = parse_job(manifest())
     pod = render.training_pod(job, replica=1, attempt=0, index=0)
-    assert pod["metadata"]["labels"][REVISION_LABEL] == revision_of(job.spec)
+    assert pod["metadata"]["labels"][REVISION_LABEL] == job.spec.revision
     assert pod["metadata"]["name"] == "llama-r1-a0-0"

@@ -9,7 +9,6 @@ import pytest
 from tests.unit.operator.world import NAME, Killed, World, manifest
 
 from fthsdp_operator.api import REPLICA_LABEL, REVISION_LABEL, JobState, ReplicaState
-from fthsdp_operator.revision import revision_of
 
 ACTIVE, STARTING = ReplicaState.ACTIVE, ReplicaState.STARTING
 CHECKPOINT = {"checkpoint": {"path": "/ckpt", "everySteps": 10}}
@@ -45,7 +44,7 @@ def attempts(world: World) -> list[int]:
 
 
 def new_ones(world: World) -> list[int]:
-    wanted = revision_of(world.job.spec)
+    wanted = world.job.spec.revision
     return [entry.index for entry in world.job.status.replica_statuses if entry.revision == wanted]
 
 
@@ -68,7 +67,7 @@ def test_one_after_the_other_from_the_highest() -> None:
         assert seen == [[2], [1, 2], [0, 1, 2], [0, 1, 2]]
         status = world.job.status
         assert (attempts(world), status.restarts, status.state) == ([1, 1, 1], 0, JobState.RUNNING)
-        assert status.current_revision == status.update_revision == revision_of(world.job.spec)
+        assert status.current_revision == status.update_revision == world.job.spec.revision
         assert (status.updated_replicas, progress(world)) == (3, ("False", "UpToDate"))
         assert reasons(world).count("RolledOut") == 1
 
@@ -85,7 +84,7 @@ def test_the_others_are_not_touched_and_the_coordinator_is_told_nothing() -> Non
         assert {name: uid for name, uid in world.pods.items() if name[1] != "2"} == left
         assert world.told == []
         assert world.pod("r2-a1-0")["spec"]["containers"][0]["image"] == "y"
-        assert world.pod("r2-a1-0")["metadata"]["labels"][REVISION_LABEL] == revision_of(world.job.spec)
+        assert world.pod("r2-a1-0")["metadata"]["labels"][REVISION_LABEL] == world.job.spec.revision
 
     asyncio.run(story())
 
@@ -98,7 +97,7 @@ def test_meanwhile_the_status_says_how_far_it_is() -> None:
         await world.settle()
         status = world.job.status
         assert (status.current_revision, status.updated_replicas) == (old, 1)
-        assert status.update_revision == revision_of(world.job.spec) != old
+        assert status.update_revision == world.job.spec.revision != old
         assert progress(world) == ("True", "Rolling")
         assert world.condition("Progressing").message.endswith("waits for replica 2")
 

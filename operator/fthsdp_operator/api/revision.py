@@ -15,8 +15,6 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from fthsdp_operator.api import JobSpec
-
 __all__ = ["revision_of"]
 
 _LENGTH = 10
@@ -55,14 +53,14 @@ _EXACT = ("nodeSelector", "labels", "annotations", "matchLabels", "data")
 """Maps of names that users choose: none of these is a field with a default."""
 
 
-def revision_of(spec: JobSpec) -> str:
-    """Return the revision of a job's template: the same for templates that give the same pods."""
-    metadata = spec.template.get("metadata") or {}
+def revision_of(template: Mapping[str, Any], ranks_per_pod: int) -> str:
+    """Return the revision of a template: the same for templates that give the same pods."""
+    metadata = template.get("metadata") or {}
     said = {
         "labels": dict(metadata.get("labels") or {}),
         "annotations": dict(metadata.get("annotations") or {}),
-        "spec": _plain(spec.template["spec"], "spec"),
-        "processesPerPod": spec.ranks_per_pod,
+        "spec": _plain(template["spec"], "spec"),
+        "processesPerPod": ranks_per_pod,
     }
     text = json.dumps(said, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()[:_LENGTH]
