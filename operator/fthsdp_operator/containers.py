@@ -86,14 +86,15 @@ def exit_of(exits: tuple[Exit, ...], main: str) -> Exit | None:
 
 
 def still_runs(pod: Manifest) -> bool:
-    """Whether a container of a pod runs, or is still to run.
+    """Whether a container of a pod runs, or is still to run; one of which nothing is said counts as running.
 
     The phase does not say so: a kubelet tells that the last container has ended a moment before it tells of the pod.
     """
     status = pod.get("status") or {}
-    states = [one.get("state") or {} for one in status.get("containerStatuses") or ()]
+    states: dict[str, Manifest] = {one["name"]: {} for one in (pod.get("spec") or {}).get("containers") or ()}
+    states |= {one["name"]: one.get("state") or {} for one in status.get("containerStatuses") or ()}
     sidecars = [one.get("state") or {} for one in status.get("initContainerStatuses") or ()]
-    return any("terminated" not in state for state in states) or any("running" in state for state in sidecars)
+    return any("terminated" not in it for it in states.values()) or any("running" in it for it in sidecars)
 
 
 def _ended_for_good(pod: Manifest, main: str, *, lasting: bool) -> Manifest | None:

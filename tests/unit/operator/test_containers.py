@@ -41,6 +41,14 @@ def test_a_pod_ends_with_its_training_container_though_a_proxy_runs_on(code: int
     assert (pod.exit.container, pod.exit.code) == ("train", code)
 
 
+def test_a_container_of_which_nothing_is_said_counts_as_one_that_runs() -> None:
+    made = with_proxy(render.training_pod(parse_job(manifest()), replica=0, attempt=0, index=0))
+    made["status"] = {"phase": "Running", "containerStatuses": [{"name": "train", "state": ended(0)}]}
+    pod = view(made)
+    assert pod is not None
+    assert (pod.phase, pod.over) == ("Succeeded", False)
+
+
 def test_a_pod_whose_containers_have_all_ended_is_over() -> None:
     pod = seen("Succeeded", istio_proxy=ended(0), train=ended(0))
     assert (pod.phase, pod.over) == ("Succeeded", True)
