@@ -4,44 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
+from tests.local.waiting import wait_for
 
 DEADLINE = 40.0
 CHILD = Path(__file__).with_name("child.py")
 NOBODY = "127.0.0.1:9"
-T = TypeVar("T")
-
-
-def wait_for(what: str, look: Callable[[], T | None]) -> T:
-    """Wait until something is there."""
-    end = time.monotonic() + DEADLINE
-    while time.monotonic() < end:
-        found = look()
-        if found is not None:
-            return found
-        time.sleep(0.01)
-    raise AssertionError(f"{what}: not within {DEADLINE:.0f} s")
-
-
-def ends(pid: int) -> bool:
-    """Wait until a process that is not our child has ended."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    try:
-        return bool(select.select([descriptor], [], [], DEADLINE)[0])
-    finally:
-        os.close(descriptor)
 
 
 class Container:
@@ -96,7 +71,9 @@ class Container:
 
     def born(self, count: int) -> list[dict[str, Any]]:
         """Wait until this many have been born, and return them."""
-        lines = wait_for(f"birth {count}", lambda: self._lines() if len(self._lines()) >= count else None)
+        lines = wait_for(
+            f"birth {count}", lambda: self._lines() if len(self._lines()) >= count else None, seconds=DEADLINE
+        )
         return [json.loads(line) for line in lines]
 
     def _lines(self) -> list[str]:
@@ -124,7 +101,7 @@ def template_of(launcher: int) -> int:
                 return int(pid)
         return None
 
-    return wait_for("the interpreter that waits", look)
+    return wait_for("the interpreter that waits", look, seconds=DEADLINE)
 
 
 @pytest.fixture
@@ -141,4 +118,4 @@ def either(container: Container, request: pytest.FixtureRequest) -> Container:
     return container
 
 
-__all__ = ["CHILD", "DEADLINE", "Container", "ended", "ends", "signal", "template_of", "wait_for"]
+__all__ = ["CHILD", "DEADLINE", "Container", "ended", "signal", "template_of"]

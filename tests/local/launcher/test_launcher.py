@@ -9,7 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.local.launcher.conftest import Container, ended, ends, template_of, wait_for
+from tests.local.launcher.conftest import DEADLINE, Container, ended, template_of
+from tests.local.waiting import ends, wait_for
 
 pytestmark = pytest.mark.local
 
@@ -86,7 +87,7 @@ def test_what_a_crashed_command_leaves_goes_with_it(container: Container) -> Non
     launcher = container.child("nursery")
     (old,) = container.born(1)
     os.kill(old["pid"], signal.SIGKILL)
-    assert ends(old["orphan"])
+    assert ends(old["orphan"], seconds=DEADLINE)
     assert launcher.poll() is None
 
 
@@ -95,7 +96,7 @@ def test_nothing_outlives_a_launcher_that_is_killed(either: Container) -> None:
     (child,) = either.born(1)
     waiting = [template_of(launcher.pid)] if either.preload else []
     launcher.kill()
-    assert all(map(ends, [child["pid"], *waiting]))
+    assert all(ends(pid, seconds=DEADLINE) for pid in (child["pid"], *waiting))
 
 
 @pytest.mark.parametrize("text", ["", "x", "-1", "0", "1" * 10, "1 2", "\0", "²"])
@@ -139,7 +140,7 @@ def test_no_attempt_starts_once_we_were_told_to_stop(container: Container) -> No
     launcher = container.child("deaf")
     (child,) = container.born(1)
     launcher.terminate()
-    wait_for("the signal", lambda: _pending_or_ignored(child["pid"]) or None)
+    wait_for("the signal", lambda: _pending_or_ignored(child["pid"]) or None, seconds=DEADLINE)
     container.says(1)
     time.sleep(0.3)
     os.kill(child["pid"], signal.SIGKILL)
@@ -157,7 +158,7 @@ def _pending_or_ignored(pid: int) -> bool:
 def test_told_to_stop_after_a_crash_it_ends_at_once_as_the_command_did(either: Container) -> None:
     launcher = either.child("crash")
     (child,) = either.born(1)
-    assert ends(child["pid"])
+    assert ends(child["pid"], seconds=DEADLINE)
     launcher.terminate()
     assert ended(launcher)[0] == 7
 
@@ -168,6 +169,6 @@ def test_told_to_stop_before_anything_runs_it_ends_with_143(container: Container
     (tmp_path / "main.py").write_text("")
     container.preload = "slow"
     launcher = container.run(sys.executable, str(tmp_path / "main.py"))
-    wait_for("the import", lambda: (tmp_path / "here").exists() or None)
+    wait_for("the import", lambda: (tmp_path / "here").exists() or None, seconds=DEADLINE)
     launcher.terminate()
     assert ended(launcher)[0] == 143

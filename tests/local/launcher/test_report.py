@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 from tests.local.coordinator.conftest import KEY, Process
-from tests.local.launcher.conftest import Container, ended, wait_for
+from tests.local.launcher.conftest import DEADLINE, Container, ended
+from tests.local.waiting import wait_for
 
 from fthsdp.coordinator.client import OperatorClient
 from fthsdp.coordinator.messages import Cause, Verdict
@@ -38,7 +39,7 @@ def heard(coordinator: Process) -> Verdict:
         finally:
             await client.close()
 
-    (verdict,) = wait_for("a verdict", lambda: asyncio.run(ask()) or None)
+    (verdict,) = wait_for("a verdict", lambda: asyncio.run(ask()) or None, seconds=DEADLINE)
     return verdict
 
 

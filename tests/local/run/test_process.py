@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from tests.local.waiting import ends
 
 from fthsdp_operator.local.process import Launch, PodProcess
 
@@ -57,19 +57,6 @@ def stopped(pid: int) -> bool:
             return True
         time.sleep(0.01)
     return False
-
-
-def gone(pid: int) -> bool:
-    """Wait until a process that is not our child has ended."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    try:
-        ready, _, _ = select.select([descriptor], [], [], DEADLINE)
-        return bool(ready)
-    finally:
-        os.close(descriptor)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +117,7 @@ def test_what_a_pod_started_ends_with_it_even_in_a_session_of_its_own(tmp_path: 
         script = "setsid sleep 60 & setsid sh -c 'sleep 60; :' & echo $!; exit 5"
         pod = await Watched.start(log, "sh", "-c", script)
         assert await pod.exited == (5, "")
-        assert gone(int(log.read_text()))
+        assert ends(int(log.read_text()), seconds=DEADLINE)
 
     run(check)
 
@@ -141,7 +128,7 @@ def test_a_killed_shim_takes_the_pod_with_it(tmp_path: Path) -> None:
         pid = await pod.started
         pod.process._shim.kill()
         assert await pod.exited == (137, "")
-        assert gone(pid)
+        assert ends(pid, seconds=DEADLINE)
 
     run(check)
 
@@ -171,5 +158,5 @@ def test_nothing_survives_a_killed_launcher(tmp_path: Path) -> None:
             assert time.monotonic() < deadline
             time.sleep(0.01)
         launcher.kill()
-    assert gone(first)
-    assert gone(int(log.read_text()))
+    assert ends(first, seconds=DEADLINE)
+    assert ends(int(log.read_text()), seconds=DEADLINE)

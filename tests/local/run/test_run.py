@@ -6,7 +6,6 @@ The pods are small shell scripts, everything else is the real thing.
 from __future__ import annotations
 
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.local.waiting import ends
 
 pytestmark = pytest.mark.local
 DEADLINE = 60.0
@@ -74,18 +74,6 @@ def launcher(tmp_path: Path) -> Iterator[Launcher]:
     launcher = Launcher(tmp_path)
     yield launcher
     launcher.close()
-
-
-def ends(pid: int) -> bool:
-    """Wait until a process that is not our child has ended."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    try:
-        return bool(select.select([descriptor], [], [], DEADLINE)[0])
-    finally:
-        os.close(descriptor)
 
 
 def gone(pid: int) -> bool:
@@ -148,7 +136,7 @@ def test_only_the_replica_with_the_dead_pod_starts_again(launcher: Launcher) -> 
     os.kill(before[2][3], signal.SIGKILL)
     after = launcher.wait_for_births(6)
     assert [birth[:3] for birth in after] == [(0, 0, 0), (0, 0, 1), (1, 0, 0), (1, 0, 1), (1, 1, 0), (1, 1, 1)]
-    assert ends(before[3][3])
+    assert ends(before[3][3], seconds=DEADLINE)
     assert not any(gone(pid) for replica, _, _, pid in before if replica == 0)
     process.send_signal(signal.SIGINT)
     assert process.wait(DEADLINE) == 130
@@ -178,7 +166,7 @@ def test_nothing_survives_a_killed_run(launcher: Launcher) -> None:
     process = launcher.start(DEAF)
     pids = [pid for *_, pid in launcher.wait_for_births(4)]
     process.kill()
-    assert all(ends(pid) for pid in pids)
+    assert all(ends(pid, seconds=DEADLINE) for pid in pids)
 
 
 def test_a_second_run_into_the_same_folder_is_refused_while_the_first_goes_on(launcher: Launcher) -> None:

@@ -8,18 +8,16 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 import yaml
+from tests.local.waiting import wait_for
 
 pytestmark = pytest.mark.local
 DEADLINE = 240.0
 EXAMPLE = Path(__file__).parents[3] / "examples" / "tiny-llama.yaml"
-T = TypeVar("T")
 
 STEPS = 40
 SCRIPT = (
@@ -37,16 +35,6 @@ def manifest(births: Path, killed: Path) -> str:
     return yaml.safe_dump(job)
 
 
-def wait_for(what: str, look: Callable[[], T | None]) -> T:
-    end = time.monotonic() + DEADLINE
-    while time.monotonic() < end:
-        found = look()
-        if found is not None:
-            return found
-        time.sleep(0.05)
-    raise AssertionError(f"{what}: not within {DEADLINE:.0f} s")
-
-
 def test_a_spare_takes_the_place_of_a_replica_in_the_step_in_which_it_dies(tmp_path: Path) -> None:
     births, killed, printed = tmp_path / "births", tmp_path / "killed", tmp_path / "printed"
     (tmp_path / "job.yaml").write_text(manifest(births, killed))
@@ -54,7 +42,7 @@ def test_a_spare_takes_the_place_of_a_replica_in_the_step_in_which_it_dies(tmp_p
     with printed.open("w") as out, subprocess.Popen(command, cwd=tmp_path, stdout=out, stderr=out) as process:
         try:
             said = re.compile(r"SpareReady: replica (\d)")
-            spare = int(wait_for("a spare", lambda: said.search(printed.read_text()))[1])
+            spare = int(wait_for("a spare", lambda: said.search(printed.read_text()), seconds=DEADLINE)[1])
             victim = min({0, 1, 2} - {spare})
             lines = [line.split() for line in births.read_text().splitlines()]
             os.kill(next(int(pid) for replica, _, pid in lines if int(replica) == victim), signal.SIGKILL)

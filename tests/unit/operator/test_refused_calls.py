@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from tests.unit.operator.reconciling import working
 from tests.unit.operator.world import NAME, NAMESPACE, World, manifest
 
 from fthsdp_operator.cluster import Manifest, NamespaceEnding, Refused
 from fthsdp_operator.execute import NAMESPACE_ENDING
-from fthsdp_operator.handlers import Reconciler
 
 DEADLINE = 10.0
 WORDS = 'pods "llama-r1-a0-0" is forbidden: exceeded quota: team, requested: pods=1, used: pods=2, limited: pods=2'
@@ -48,17 +47,6 @@ class Strict(World):
     def stalled(self) -> tuple[str, str, str]:
         known = [it for it in self.job.status.conditions if it.type == "Stalled"]
         return (known[0].status, known[0].reason, known[0].message) if known else ("", "", "")
-
-
-@asynccontextmanager
-async def working(world: World) -> Any:
-    reconciler = Reconciler(world, clock=lambda: world.now)
-    worker = asyncio.create_task(reconciler.work())
-    try:
-        yield reconciler
-    finally:
-        worker.cancel()
-        await asyncio.gather(worker, return_exceptions=True)
 
 
 def test_the_job_says_what_is_refused_and_that_it_is_over() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from contextlib import asynccontextmanager
 from typing import Any
 
+from tests.unit.operator.reconciling import working
 from tests.unit.operator.world import NAME, NAMESPACE, World
 
 from fthsdp.coordinator.messages import Status
@@ -54,17 +54,6 @@ class Watched(World):
             while not holds():
                 self.looked.clear()
                 await self.looked.wait()
-
-
-@asynccontextmanager
-async def working(world: Watched) -> Any:
-    reconciler = Reconciler(world, clock=lambda: world.now)
-    worker = asyncio.create_task(reconciler.work())
-    try:
-        yield reconciler
-    finally:
-        worker.cancel()
-        await asyncio.gather(worker, return_exceptions=True)
 
 
 def test_a_new_job_is_looked_at() -> None:
