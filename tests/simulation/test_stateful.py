@@ -60,6 +60,7 @@ TestJobs.settings = MOST
 
 def test_a_protocol_without_a_rule_is_found_out_here_too(monkeypatch: pytest.MonkeyPatch) -> None:
     mutations.the_impatient_coordinator(monkeypatch)
-    search = settings(MOST, max_examples=2000, phases=[Phase.generate], database=None)
+    # The same examples each time: this mistake breaks more than one promise, and by chance another one comes first.
+    search = settings(MOST, max_examples=2000, phases=[Phase.generate], database=None, derandomize=True)
     with pytest.raises(Violation, match="a healthy replica is taken out"):
         run_state_machine_as_test(Jobs, settings=search)
