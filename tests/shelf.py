@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from fthsdp_operator.cluster import Busy, Forbidden, Unanswered
-from fthsdp_operator.informer import Gap
+from fthsdp_operator.informers.informer import Gap
 
 __all__ = ["Shelf"]
 
@@ -16,7 +16,7 @@ Object = dict[str, Any]
 
 
 class Shelf:
-    """Implements ``fthsdp_operator.informer.Source``. Time is that of the event loop."""
+    """Implements ``fthsdp_operator.informers.informer.Source``. Time is that of the event loop."""
 
     def __init__(self, *, page: int = 500, lag: Callable[[], float] = lambda: 0.0) -> None:
         """``lag``: seconds by which watches are late at this moment."""

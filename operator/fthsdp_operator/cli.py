@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from fthsdp.errors import ConfigError, FthsdpError
 
 if TYPE_CHECKING:
-    from fthsdp_operator.lease import Place
+    from fthsdp_operator.kube.lease import Place
 
 __all__ = ["COORDINATOR_IMAGE", "main"]
 
@@ -231,8 +231,8 @@ def _add_operator(commands: Commands) -> None:
 def _operator(chosen: argparse.Namespace) -> int:
     kubeconfig = _kubeconfig(chosen.kubeconfig)
     lease = _lease(chosen, in_cluster=kubeconfig is None)
-    from fthsdp_operator import handlers, logs
-    from fthsdp_operator.requests import Access
+    from fthsdp_operator.kube.requests import Access
+    from fthsdp_operator.process import handlers, logs
 
     logs.configure(logs.Level(chosen.log_level), logs.LogFormat(chosen.log_format))
     asyncio.run(
@@ -272,7 +272,7 @@ def _lease(chosen: argparse.Namespace, *, in_cluster: bool) -> Place | None:
     namespace = chosen.lease_namespace or (IN_CLUSTER.with_name("namespace").read_text().strip() if in_cluster else "")
     if not namespace:
         raise ConfigError("--leader-elect outside of a cluster: say where the Lease is, with --lease-namespace N")
-    from fthsdp_operator.lease import Place
+    from fthsdp_operator.kube.lease import Place
 
     return Place(namespace=namespace, name=chosen.lease_name or "fthsdp-operator")
 

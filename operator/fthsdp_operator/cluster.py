@@ -10,9 +10,9 @@ from typing import Any, Protocol
 
 from fthsdp.coordinator.messages import Exited, Status
 from fthsdp.errors import FthsdpError
-from fthsdp_operator.actions import Event
 from fthsdp_operator.api import Job
-from fthsdp_operator.observe import NodeView, PodView
+from fthsdp_operator.observed.observe import NodeView, PodView
+from fthsdp_operator.rules.actions import Event
 
 __all__ = [
     "AlreadyExists",

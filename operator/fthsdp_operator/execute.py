@@ -20,12 +20,12 @@ from itertools import groupby
 from typing import Any, Protocol
 
 from fthsdp.errors import ConfigError
-from fthsdp_operator import render
-from fthsdp_operator.actions import Action, Create, Delete, Event, Label, Plan
 from fthsdp_operator.api import JOB_LABEL, MANAGER, Job, ReplicaState, coordinator_name, parse_job, pod_name
 from fthsdp_operator.cluster import AlreadyExists, Cluster, ClusterError, Conflict, Manifest, NamespaceEnding, Refused
-from fthsdp_operator.observe import JobKey, Name, Observed, PodView, observe, owned
-from fthsdp_operator.plan import plan, refuse
+from fthsdp_operator.manifests import render
+from fthsdp_operator.observed.observe import JobKey, Name, Observed, PodView, observe, owned
+from fthsdp_operator.rules.actions import Action, Create, Delete, Event, Label, Plan
+from fthsdp_operator.rules.plan import plan, refuse
 
 __all__ = ["IN_FLIGHT", "Memory", "Witness", "reconcile"]
 

@@ -13,8 +13,6 @@ from itertools import groupby
 from typing import Any
 
 from fthsdp.errors import ConfigError
-from fthsdp_operator import render
-from fthsdp_operator.actions import Action, Create, Delete, Label, Plan
 from fthsdp_operator.api import (
     ATTEMPT_LABEL,
     JOB_LABEL,
@@ -28,8 +26,10 @@ from fthsdp_operator.api import (
     format_time,
     parse_job,
 )
-from fthsdp_operator.observe import PodView, observe, owned, view
-from fthsdp_operator.plan import plan
+from fthsdp_operator.manifests import render
+from fthsdp_operator.observed.observe import PodView, observe, owned, view
+from fthsdp_operator.rules.actions import Action, Create, Delete, Label, Plan
+from fthsdp_operator.rules.plan import plan
 
 __all__ = ["Preview", "preview"]
 

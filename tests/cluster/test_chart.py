@@ -17,8 +17,9 @@ from tests.cluster.kube.helm import CHART
 from tests.cluster.kube.helm import render as render_chart
 from tests.cluster.kube.images import PROJECT
 
-from fthsdp_operator import cli, render
+from fthsdp_operator import cli
 from fthsdp_operator.api import JOB_LABEL, parse_job
+from fthsdp_operator.manifests import render
 
 Object = dict[str, Any]
 Render = Callable[..., list[Object]]

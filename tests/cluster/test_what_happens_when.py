@@ -364,11 +364,16 @@ def test_a_node_is_cordoned(job: LiveJob, stage: Stage) -> None:
     assert outage.meanwhile > 0
 
 
-def test_a_node_is_unplugged(job: LiveJob, stage: Stage, hardware: Hardware) -> None:
+def node_of_replicas_only(job: LiveJob, stage: Stage) -> tuple[str, list[int]]:
+    """Return a node that has neither the operator nor the job's coordinator, and which replicas it has."""
     nodes = placed(job)
     needed = {stage.operator_node, job.node(f"{JOB}-coordinator")}
     node = next(node for node in nodes.values() if node not in needed)
-    there = [replica for replica in nodes if nodes[replica] == node]
+    return node, [replica for replica in nodes if nodes[replica] == node]
+
+
+def test_a_node_is_unplugged(job: LiveJob, stage: Stage, hardware: Hardware) -> None:
+    node, there = node_of_replicas_only(job, stage)
     with hardware.unplugged(node), job.outage(*there) as outage:
         pass
     assert outage.meanwhile > 0
@@ -380,7 +385,7 @@ def test_a_node_is_unplugged(job: LiveJob, stage: Stage, hardware: Hardware) -> 
 
 def test_the_kubelet_of_a_node_stops(job: LiveJob, stage: Stage, hardware: Hardware) -> None:
     before, untouched = job.status(), job.pods_of(0, 1, 2)
-    node = job.node(job.pod(2))
+    node, _ = node_of_replicas_only(job, stage)  # without its kubelet nobody could read the coordinator's log
     with hardware.without_kubelet(node):
         until(lambda: not stage.ready(node), f"{node} is not ready", timeout=NOTICED)
         job.trains_on()

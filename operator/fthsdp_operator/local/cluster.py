@@ -14,7 +14,6 @@ from typing import Any
 from fthsdp.coordinator.client import OperatorClient
 from fthsdp.coordinator.messages import Exited, Status
 from fthsdp.errors import WireError
-from fthsdp_operator.actions import Event
 from fthsdp_operator.api import ATTEMPT_LABEL, JOB_LABEL, KIND, POD_INDEX_LABEL, REPLICA_LABEL, Job, Role
 from fthsdp_operator.cluster import AlreadyExists, Conflict, Manifest
 from fthsdp_operator.local.addresses import Addresses
@@ -23,8 +22,9 @@ from fthsdp_operator.local.folder import RunFolder
 from fthsdp_operator.local.inject import Injection
 from fthsdp_operator.local.kubelet import Kubelet
 from fthsdp_operator.local.objects import Objects
-from fthsdp_operator.observe import NodeView, PodView, view
-from fthsdp_operator.render import secret_name
+from fthsdp_operator.manifests.render import secret_name
+from fthsdp_operator.observed.observe import NodeView, PodView, view
+from fthsdp_operator.rules.actions import Event
 
 __all__ = ["LocalCluster"]
 

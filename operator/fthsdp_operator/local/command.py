@@ -19,7 +19,7 @@ from fthsdp_operator.local.inject import Injection, check_targets, parse_injecti
 from fthsdp_operator.local.manifest import load_job
 from fthsdp_operator.local.screen import screen_for
 from fthsdp_operator.local.session import End, ExitCode, Session
-from fthsdp_operator.report import publish, read_record, settle
+from fthsdp_operator.reports.report import publish, read_record, settle
 
 __all__ = ["add_report_parser", "add_run_parser"]
 
@@ -128,8 +128,8 @@ def report(given: argparse.Namespace) -> int:
 
 
 def _report_from_cluster(job: str, namespace: str, kubeconfig: str | None, out: Path) -> list[str]:
-    from fthsdp_operator.cluster_record import fetch_record
-    from fthsdp_operator.requests import Access
+    from fthsdp_operator.kube.requests import Access
+    from fthsdp_operator.reports.cluster_record import fetch_record
 
     file = kubeconfig or os.environ.get("KUBECONFIG") or str(Path("~/.kube/config").expanduser())
     if not any(Path(part).is_file() for part in file.split(os.pathsep)):

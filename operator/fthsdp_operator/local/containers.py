@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from fthsdp.errors import ConfigError
-from fthsdp_operator.adapt import SHARED_MEMORY
 from fthsdp_operator.local.process import Launch
+from fthsdp_operator.manifests.adapt import SHARED_MEMORY
 
 __all__ = ["check_template", "contents", "localised", "mount_folders", "own_fields", "volume_files"]
 

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from fthsdp.coordinator.messages import Status
-from fthsdp_operator.actions import Event
 from fthsdp_operator.api import Job, JobState, coordinator_name, parse_job
 from fthsdp_operator.cluster import ClusterError, Manifest
 from fthsdp_operator.execute import reconcile
@@ -26,6 +25,7 @@ from fthsdp_operator.local.folder import RunFolder
 from fthsdp_operator.local.inject import Injection, due
 from fthsdp_operator.local.screen import Screen
 from fthsdp_operator.local.view import view
+from fthsdp_operator.rules.actions import Event
 
 __all__ = ["End", "ExitCode", "Session", "in_one_line"]
 

@@ -20,7 +20,7 @@ from tests.cluster.apiserver import server
 from tests.cluster.kube.binaries import FAKE_NODES, PROGRAMS, Program, build_missing, missing_programs
 from tests.cluster.kube.shell import ClusterError
 
-from fthsdp_operator.render import COORDINATOR_PORT
+from fthsdp_operator.manifests.render import COORDINATOR_PORT
 
 __all__ = ["GPUS", "Ground", "bring_programs", "ground"]
 

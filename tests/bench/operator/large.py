@@ -18,7 +18,7 @@ from tests.bench.operator.sizes import Size
 from tests.bench.operator.subject import NAMESPACE, Operator, create_job, job, jobs_path, operator, sure, warm_up
 
 from fthsdp_operator.api import GROUP, JOB_LABEL, REPLICA_LABEL, ROLE_LABEL, Role, parse_job
-from fthsdp_operator.render import training_pod
+from fthsdp_operator.manifests.render import training_pod
 
 __all__ = ["DEADLINE", "SETTLE", "Say", "group_of", "large_job", "p99", "untouched"]
 

@@ -12,7 +12,7 @@ from tests.cluster.apiserver.server import ApiServer
 
 from fthsdp.errors import ConfigError
 from fthsdp_operator.api import API_VERSION, KIND, TRANSPORT_ENV, AvoidedNode, parse_job
-from fthsdp_operator.render import training_pod
+from fthsdp_operator.manifests.render import training_pod
 
 pytestmark = pytest.mark.cluster
 

@@ -17,8 +17,8 @@ from tests.cluster.apiserver.test_apiserver_crd import GOOD
 from tests.cluster.apiserver.test_apiserver_operator import Story
 from tests.cluster.kube.shell import until
 
-from fthsdp_operator import gang, render
 from fthsdp_operator.api import Job, parse_job
+from fthsdp_operator.manifests import gang, render
 
 pytestmark = pytest.mark.cluster
 

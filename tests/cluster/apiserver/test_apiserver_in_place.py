@@ -20,7 +20,7 @@ from tests.cluster.apiserver.test_apiserver_operator import TRAINERS, Story, uid
 
 from fthsdp.launcher.report import Crash, tell
 from fthsdp_operator.api import ATTEMPT_LABEL
-from fthsdp_operator.render import COORDINATOR_PORT
+from fthsdp_operator.manifests.render import COORDINATOR_PORT
 
 pytestmark = pytest.mark.cluster
 

@@ -15,13 +15,13 @@ import pytest
 import yaml
 from tests.cluster.apiserver.server import ApiServer, running, why_not_here
 
-from fthsdp_operator import informer
 from fthsdp_operator.api import ATTEMPT_LABEL, JOB_LABEL, JOB_UID_LABEL, POD_INDEX_LABEL, REPLICA_LABEL, ROLE_LABEL
-from fthsdp_operator.apiserver import KubernetesCluster
 from fthsdp_operator.cluster import AlreadyExists
-from fthsdp_operator.observe import JobKey, PodView
-from fthsdp_operator.requests import Access
-from fthsdp_operator.sight import Sight
+from fthsdp_operator.informers import informer
+from fthsdp_operator.informers.sight import Sight
+from fthsdp_operator.kube.apiserver import KubernetesCluster
+from fthsdp_operator.kube.requests import Access
+from fthsdp_operator.observed.observe import JobKey, PodView
 
 pytestmark = pytest.mark.cluster
 

@@ -20,9 +20,9 @@ from tests.cluster.kube.shell import until
 from tests.ports import free_port
 
 from fthsdp.errors import ConfigError
-from fthsdp_operator.apiserver import KubernetesCluster
-from fthsdp_operator.lease import LEASE_DURATION, RETRY_PERIOD, Leadership, Place
-from fthsdp_operator.requests import Access
+from fthsdp_operator.kube.apiserver import KubernetesCluster
+from fthsdp_operator.kube.lease import LEASE_DURATION, RETRY_PERIOD, Leadership, Place
+from fthsdp_operator.kube.requests import Access
 
 pytestmark = pytest.mark.cluster
 

@@ -13,8 +13,8 @@ from tests.cluster.apiserver.server import ApiServer
 from tests.cluster.apiserver.test_apiserver_crd import GOOD
 from tests.cluster.kube.shell import until
 
-from fthsdp_operator import render
 from fthsdp_operator.api import parse_job
+from fthsdp_operator.manifests import render
 
 pytestmark = pytest.mark.cluster
 

@@ -17,9 +17,9 @@ from tests.cluster.apiserver.test_apiserver_in_place import TEMPLATE, coordinato
 from tests.cluster.apiserver.test_apiserver_operator import Story
 from tests.cluster.kube.helm import render
 
-from fthsdp_operator.apiserver import KubernetesCluster
-from fthsdp_operator.observe import NodeView
-from fthsdp_operator.requests import Access
+from fthsdp_operator.kube.apiserver import KubernetesCluster
+from fthsdp_operator.kube.requests import Access
+from fthsdp_operator.observed.observe import NodeView
 
 pytestmark = pytest.mark.cluster
 

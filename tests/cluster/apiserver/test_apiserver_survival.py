@@ -25,10 +25,10 @@ from tests.cluster.apiserver.server import ApiServer
 from tests.cluster.apiserver.test_apiserver_crd import GOOD
 from tests.serving import kubeconfig_for, serving
 
-from fthsdp_operator.apiserver import KubernetesCluster
 from fthsdp_operator.cluster import ClusterError
 from fthsdp_operator.execute import reconcile
-from fthsdp_operator.requests import Access
+from fthsdp_operator.kube.apiserver import KubernetesCluster
+from fthsdp_operator.kube.requests import Access
 
 pytestmark = pytest.mark.cluster
 

@@ -15,11 +15,11 @@ from tests.cluster.apiserver.test_apiserver_crd import GOOD
 from tests.cluster.apiserver.test_apiserver_operator import Story
 from tests.unit.operator.templates import TEMPLATES
 
-from fthsdp_operator import render
-from fthsdp_operator.actions import Event
 from fthsdp_operator.api import MAX_JOB_NAME, Job, parse_job
-from fthsdp_operator.apiserver import Access, KubernetesCluster
 from fthsdp_operator.cluster import NamespaceEnding
+from fthsdp_operator.kube.apiserver import Access, KubernetesCluster
+from fthsdp_operator.manifests import render
+from fthsdp_operator.rules.actions import Event
 
 pytestmark = pytest.mark.cluster
 

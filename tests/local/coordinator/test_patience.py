@@ -15,7 +15,7 @@ import pytest
 
 from fthsdp.coordinator.messages import Exited
 from fthsdp_operator.api import API_VERSION, KIND, Job, parse_job
-from fthsdp_operator.coordinators import PATIENCE, TIMEOUT, Coordinators
+from fthsdp_operator.kube.coordinators import PATIENCE, TIMEOUT, Coordinators
 
 pytestmark = pytest.mark.local
 

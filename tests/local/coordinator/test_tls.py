@@ -19,7 +19,7 @@ from fthsdp.errors import Refused, Untrusted
 from fthsdp.tls import Tls
 from fthsdp.wire import open_blocking
 from fthsdp_operator.api import API_VERSION, KIND, parse_job
-from fthsdp_operator.coordinators import Coordinators
+from fthsdp_operator.kube.coordinators import Coordinators
 
 pytestmark = pytest.mark.local
 Make = Callable[..., Any]

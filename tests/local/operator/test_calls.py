@@ -13,7 +13,6 @@ import pytest
 from aiohttp import web
 from tests.serving import Answer, kubeconfig_for, serving
 
-from fthsdp_operator.apiserver import KubernetesCluster
 from fthsdp_operator.cluster import (
     AlreadyExists,
     Busy,
@@ -25,7 +24,8 @@ from fthsdp_operator.cluster import (
     Refused,
     Unanswered,
 )
-from fthsdp_operator.requests import Access
+from fthsdp_operator.kube.apiserver import KubernetesCluster
+from fthsdp_operator.kube.requests import Access
 
 pytestmark = pytest.mark.local
 

@@ -22,11 +22,11 @@ from tests.ports import free_port
 from tests.serving import kubeconfig_for, serving
 
 from fthsdp.errors import ConfigError
-from fthsdp_operator import handlers
 from fthsdp_operator.api import API_VERSION, GROUP, KIND, PLURAL, VERSION
-from fthsdp_operator.cache import Mirror
-from fthsdp_operator.liveness import Limits
-from fthsdp_operator.requests import Access
+from fthsdp_operator.informers.cache import Mirror
+from fthsdp_operator.kube.requests import Access
+from fthsdp_operator.process import handlers
+from fthsdp_operator.process.liveness import Limits
 
 pytestmark = pytest.mark.local
 

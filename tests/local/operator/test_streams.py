@@ -15,9 +15,9 @@ from aiohttp import web
 from tests.serving import Answer, kubeconfig_for, serving
 
 from fthsdp_operator.cluster import Busy, ClusterError, Forbidden, Unanswered
-from fthsdp_operator.collection import PAGE, Collection
-from fthsdp_operator.informer import Gap
-from fthsdp_operator.requests import LONGEST_LINE, Access, Requests
+from fthsdp_operator.informers.informer import Gap
+from fthsdp_operator.kube.collection import PAGE, Collection
+from fthsdp_operator.kube.requests import LONGEST_LINE, Access, Requests
 
 pytestmark = pytest.mark.local
 

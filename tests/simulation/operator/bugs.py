@@ -8,23 +8,15 @@ from typing import Any
 
 import pytest
 
-from fthsdp_operator import (
-    coordinator_pod,
-    deadlines,
-    execute,
-    nodes,
-    observe,
-    policy,
-    render,
-    replicas,
-    roll,
-    run,
-)
-from fthsdp_operator import plan as rules
-from fthsdp_operator.actions import Create, Delete, Plan, Tell, delete, tell
+from fthsdp_operator import execute
 from fthsdp_operator.api import Job, JobStatus, ReplicaState, ReplicaStatus
 from fthsdp_operator.cluster import Cluster, Conflict
-from fthsdp_operator.observe import Observed, PodView
+from fthsdp_operator.manifests import render
+from fthsdp_operator.observed import observe
+from fthsdp_operator.observed.observe import Observed, PodView
+from fthsdp_operator.rules import coordinator_pod, deadlines, nodes, policy, replicas, roll, run
+from fthsdp_operator.rules import plan as rules
+from fthsdp_operator.rules.actions import Create, Delete, Plan, Tell, delete, tell
 
 __all__ = ["BUGS", "Bug"]
 

@@ -9,8 +9,6 @@ from tests.simulation.operator import still
 from tests.simulation.operator.server import name_of, uid_of
 
 from fthsdp.coordinator.messages import Exited, Role
-from fthsdp_operator import plan as rules
-from fthsdp_operator.actions import Delete, Plan
 from fthsdp_operator.api import (
     ATTEMPT_LABEL,
     CONFIG_ANNOTATION,
@@ -29,9 +27,11 @@ from fthsdp_operator.api import (
 )
 from fthsdp_operator.api.reasons import meanings
 from fthsdp_operator.cluster import Manifest
-from fthsdp_operator.nodes import PLANNED
-from fthsdp_operator.observe import Observed, view
-from fthsdp_operator.render import coordinator_config
+from fthsdp_operator.manifests.render import coordinator_config
+from fthsdp_operator.observed.observe import Observed, view
+from fthsdp_operator.rules import plan as rules
+from fthsdp_operator.rules.actions import Delete, Plan
+from fthsdp_operator.rules.nodes import PLANNED
 
 if TYPE_CHECKING:
     from tests.simulation.operator.operators import Operator

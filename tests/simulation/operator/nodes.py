@@ -19,7 +19,7 @@ from fthsdp_operator.api import (
     format_time,
 )
 from fthsdp_operator.cluster import Manifest
-from fthsdp_operator.observe import NodeView
+from fthsdp_operator.observed.observe import NodeView
 
 if TYPE_CHECKING:
     from tests.simulation.operator.world import World

@@ -11,12 +11,12 @@ from tests.shelf import Shelf
 from tests.simulation.operator.server import name_of, uid_of
 
 from fthsdp.coordinator.messages import Exited, Status
-from fthsdp_operator.actions import Event, Plan
 from fthsdp_operator.api import KIND, Job
 from fthsdp_operator.cluster import ClusterError, Conflict, Manifest
-from fthsdp_operator.handlers import Reconciler
-from fthsdp_operator.observe import NodeView, PodView, view
-from fthsdp_operator.sight import EVERYWHERE, Sight
+from fthsdp_operator.informers.sight import EVERYWHERE, Sight
+from fthsdp_operator.observed.observe import NodeView, PodView, view
+from fthsdp_operator.process.handlers import Reconciler
+from fthsdp_operator.rules.actions import Event, Plan
 
 if TYPE_CHECKING:
     from tests.simulation.operator.world import World

@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 from random import Random
 
-from fthsdp_operator import plan as rules
-from fthsdp_operator.actions import Action, Create, Delete, Label, Plan, Tell
 from fthsdp_operator.api import Job, JobStatus, Role
-from fthsdp_operator.observe import Observed, PodView, as_restarted, view
+from fthsdp_operator.observed.observe import Observed, PodView, as_restarted, view
+from fthsdp_operator.rules import plan as rules
+from fthsdp_operator.rules.actions import Action, Create, Delete, Label, Plan, Tell
 
 __all__ = ["complaint"]
 

@@ -21,8 +21,6 @@ from tests.simulation.operator.training import Training
 from tests.timeline import Timeline
 
 from fthsdp_operator import execute
-from fthsdp_operator import plan as rules
-from fthsdp_operator.actions import Plan
 from fthsdp_operator.api import (
     API_VERSION,
     ATTEMPT_LABEL,
@@ -34,8 +32,10 @@ from fthsdp_operator.api import (
     ReplicaStatus,
 )
 from fthsdp_operator.cluster import Manifest
-from fthsdp_operator.observe import Observed
-from fthsdp_operator.render import config_map_name
+from fthsdp_operator.manifests.render import config_map_name
+from fthsdp_operator.observed.observe import Observed
+from fthsdp_operator.rules import plan as rules
+from fthsdp_operator.rules.actions import Plan
 
 __all__ = ["World"]
 

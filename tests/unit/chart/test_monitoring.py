@@ -14,7 +14,7 @@ import yaml
 from prometheus_client import Metric
 
 from fthsdp_operator.api import JobState, ReplicaState
-from fthsdp_operator.metrics import Metrics
+from fthsdp_operator.process.metrics import Metrics
 
 PROJECT = Path(__file__).parents[3]
 FILES = PROJECT / "charts" / "fthsdp-operator" / "files"

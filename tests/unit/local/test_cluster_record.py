@@ -2,7 +2,7 @@
 
 import pytest
 
-from fthsdp_operator.cluster_record import log_lines
+from fthsdp_operator.reports.cluster_record import log_lines
 
 LOG = """\
 2026-11-30T10:00:00.123456789Z {"step": 1, "loss": 2.5, "active": 3, "contributors": [0, 1, 2], "seconds": 0.5}

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fthsdp_operator.history import Point, history_of_log, history_of_records
+from fthsdp_operator.reports.history import Point, history_of_log, history_of_records
 
 
 def record(step: int, replica: int, ended: float, **changes: Any) -> dict[str, Any]:

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from fthsdp_operator.history import Point
-from fthsdp_operator.picture import draw
+from fthsdp_operator.reports.history import Point
+from fthsdp_operator.reports.picture import draw
 
 FAILED = {"failures": [{"replica": 1, "detected_s": 1.0}], "joins": [{"replica": 1, "active_s": 2.0}]}
 EARLY = {"failures": [{"replica": 1, "detected_s": None}], "joins": []}

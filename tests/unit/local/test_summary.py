@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from fthsdp_operator.summary import summarise
+from fthsdp_operator.reports.summary import summarise
 
 
 def report(**changes: Any) -> dict[str, Any]:

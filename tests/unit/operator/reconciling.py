@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 from tests.unit.operator.world import World
 
-from fthsdp_operator.handlers import Reconciler
+from fthsdp_operator.process.handlers import Reconciler
 
 __all__ = ["working"]
 

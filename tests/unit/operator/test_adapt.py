@@ -9,8 +9,8 @@ import pytest
 from tests.unit.operator.templates import TEMPLATES
 from tests.unit.operator.world import NAME, manifest
 
-from fthsdp_operator import render
 from fthsdp_operator.api import Job, parse_job
+from fthsdp_operator.manifests import render
 
 Manifest = dict[str, Any]
 SHM = "/dev/shm"

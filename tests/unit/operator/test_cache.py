@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from fthsdp_operator.api import ATTEMPT_LABEL, JOB_LABEL, JOB_UID_LABEL, POD_INDEX_LABEL, REPLICA_LABEL, ROLE_LABEL
-from fthsdp_operator.cache import Mirror, Nodes, Pods
-from fthsdp_operator.observe import JobKey, NodeView, PodView, view
+from fthsdp_operator.informers.cache import Mirror, Nodes, Pods
+from fthsdp_operator.observed.observe import JobKey, NodeView, PodView, view
 
 Object = dict[str, Any]
 JOBS = ("llama", "gpt")

@@ -8,9 +8,9 @@ import pytest
 from tests.unit.operator.templates import with_proxy
 from tests.unit.operator.world import manifest
 
-from fthsdp_operator import render
 from fthsdp_operator.api import parse_job
-from fthsdp_operator.observe import PodView, view
+from fthsdp_operator.manifests import render
+from fthsdp_operator.observed.observe import PodView, view
 
 Manifest = dict[str, Any]
 RUNNING: Manifest = {"running": {"startedAt": "2027-01-15T08:00:00Z"}}

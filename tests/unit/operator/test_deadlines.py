@@ -18,8 +18,8 @@ from fthsdp_operator.api import (
     Waiting,
     format_time,
 )
-from fthsdp_operator.deadlines import STALLED, stalled
-from fthsdp_operator.replicas import STRAGGLER_GRACE
+from fthsdp_operator.rules.deadlines import STALLED, stalled
+from fthsdp_operator.rules.replicas import STRAGGLER_GRACE
 
 START = 1800.0
 

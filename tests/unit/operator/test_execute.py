@@ -13,7 +13,7 @@ from tests.unit.operator.world import NAME, NAMESPACE, World, manifest
 from fthsdp_operator.api import JOB_UID_LABEL, KIND
 from fthsdp_operator.cluster import ClusterError, Conflict, Manifest
 from fthsdp_operator.execute import Memory, reconcile
-from fthsdp_operator.observe import PodView
+from fthsdp_operator.observed.observe import PodView
 
 
 class Quota(World):

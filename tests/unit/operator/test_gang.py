@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from tests.unit.operator.world import NAME, Killed, World, manifest
 
-from fthsdp_operator import gang, render
-from fthsdp_operator.actions import Delete, delete
 from fthsdp_operator.api import ATTEMPT_LABEL, MAX_JOB_NAME, GangProvider, Job, ReplicaState, parse_job
-from fthsdp_operator.observe import observe, view
-from fthsdp_operator.pod_groups import with_groups
+from fthsdp_operator.manifests import gang, render
+from fthsdp_operator.observed.observe import observe, view
+from fthsdp_operator.rules.actions import Delete, delete
+from fthsdp_operator.rules.pod_groups import with_groups
 
 Manifest = dict[str, Any]
 WITH_GROUPS = ["Native", "Volcano", "Coscheduling"]

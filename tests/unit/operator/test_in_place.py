@@ -11,11 +11,11 @@ from tests.unit.operator.world import NAME, NAMESPACE, Killed, World, manifest
 
 from fthsdp.coordinator.messages import Cause, Verdict
 from fthsdp.errors import ConfigError
-from fthsdp_operator import render
-from fthsdp_operator.actions import Label
 from fthsdp_operator.api import ATTEMPT_LABEL, JobState, ReplicaState, ReplicaStatus, parse_job
-from fthsdp_operator.observe import NodeView, observe
-from fthsdp_operator.plan import plan
+from fthsdp_operator.manifests import render
+from fthsdp_operator.observed.observe import NodeView, observe
+from fthsdp_operator.rules.actions import Label
+from fthsdp_operator.rules.plan import plan
 
 OLD = {"r2-a0-0", "r2-a0-1"}
 NEW = {"r2-a1-0", "r2-a1-1"}

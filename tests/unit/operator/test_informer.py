@@ -13,10 +13,10 @@ from tests import timeline
 from tests.shelf import Shelf
 from tests.unit.operator.test_cache import pod
 
-from fthsdp_operator import informer
 from fthsdp_operator.cluster import ClusterError
-from fthsdp_operator.observe import JobKey, PodView
-from fthsdp_operator.sight import EVERYWHERE, Sight
+from fthsdp_operator.informers import informer
+from fthsdp_operator.informers.sight import EVERYWHERE, Sight
+from fthsdp_operator.observed.observe import JobKey, PodView
 
 Object = dict[str, Any]
 LLAMA: JobKey = ("default", "llama")

@@ -14,7 +14,7 @@ from tests.timeline import run
 
 from fthsdp.errors import ConfigError
 from fthsdp_operator.cluster import AlreadyExists, Busy, ClusterError, Conflict, Manifest, Unanswered
-from fthsdp_operator.lease import LEASE_DURATION, RENEW_DEADLINE, RETRY_PERIOD, Election, Leadership, Place
+from fthsdp_operator.kube.lease import LEASE_DURATION, RENEW_DEADLINE, RETRY_PERIOD, Election, Leadership, Place
 
 PLACE = Place(namespace="system", name="operator")
 LATENCY = 0.01
@@ -50,7 +50,7 @@ class Server:
 
 
 class Line:
-    """An operator's connection to the server; implements ``fthsdp_operator.lease.Leases``."""
+    """An operator's connection to the server; implements ``fthsdp_operator.kube.lease.Leases``."""
 
     def __init__(self, server: Server) -> None:
         self._server = server

@@ -9,7 +9,7 @@ import pytest
 from tests.unit.operator.world import NAME, World, manifest
 
 from fthsdp_operator.api import KIND, JobState, ReplicaState
-from fthsdp_operator.job_status import PROGRESS
+from fthsdp_operator.rules.job_status import PROGRESS
 
 COORDINATOR = f"{NAME}-coordinator"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from yarl import URL
 
-from fthsdp_operator.liveness import Watches
-from fthsdp_operator.traces import verb
+from fthsdp_operator.kube.traces import verb
+from fthsdp_operator.process.liveness import Watches
 
 JOBS, PODS = "/apis/fthsdp.dev/v1alpha1/fthsdpjobs", "/api/v1/pods"
 

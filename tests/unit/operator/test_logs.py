@@ -10,7 +10,7 @@ from datetime import datetime
 import pytest
 from tests.unit.operator.world import NAME, NAMESPACE, World
 
-from fthsdp_operator import logs
+from fthsdp_operator.process import logs
 
 
 def lines(captured: str) -> list[dict[str, object]]:

@@ -12,7 +12,7 @@ from tests.unit.operator.world import NAME, NAMESPACE, World, manifest
 from fthsdp.coordinator.messages import Cause, Verdict
 from fthsdp_operator.api import KIND, JobState, ReplicaState
 from fthsdp_operator.cluster import ClusterError, Conflict, Manifest
-from fthsdp_operator.metrics import Metrics
+from fthsdp_operator.process.metrics import Metrics
 
 JOB = {"namespace": NAMESPACE, "job": NAME}
 

@@ -22,9 +22,9 @@ from fthsdp_operator.api import (
     format_time,
     parse_job,
 )
-from fthsdp_operator.nodes import MOVE_PATIENCE, OVERDUE, remembering
-from fthsdp_operator.observe import NodeView
-from fthsdp_operator.render import training_pod
+from fthsdp_operator.manifests.render import training_pod
+from fthsdp_operator.observed.observe import NodeView
+from fthsdp_operator.rules.nodes import MOVE_PATIENCE, OVERDUE, remembering
 
 WELL = NodeView(name="", ready="True", conditions=frozenset({("Ready", "True")}))
 GPU_MISSING = frozenset({("Ready", "True"), ("GPUMissing", "True")})

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fthsdp_operator.observe import Exit, Hold, NodeView, node_view, view
+from fthsdp_operator.observed.observe import Exit, Hold, NodeView, node_view, view
 
 
 def pod(status: dict[str, Any] | None = None, labels: dict[str, str] | None = None) -> dict[str, Any]:

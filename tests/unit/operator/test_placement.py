@@ -9,8 +9,8 @@ from tests.unit.operator.templates import TEMPLATES
 from tests.unit.operator.world import manifest
 
 from fthsdp.errors import ConfigError
-from fthsdp_operator import render
 from fthsdp_operator.api import parse_job
+from fthsdp_operator.manifests import render
 
 Manifest = dict[str, Any]
 KEY = "example.com/rack"

@@ -10,7 +10,7 @@ from tests.unit.operator.world import NOW, manifest
 
 from fthsdp.exit_codes import EXIT_CONFIG, EXIT_LOST, EXIT_REFUSED, EXIT_TERMINATED
 from fthsdp_operator.api import Failure, Job, JobStatus, ReplicaState, ReplicaStatus, RuleAction, parse_job
-from fthsdp_operator.policy import JITTER, Verdict, judge, restarted, wait_before
+from fthsdp_operator.rules.policy import JITTER, Verdict, judge, restarted, wait_before
 
 FAIL, ABANDON = RuleAction.FAIL_JOB, RuleAction.ABANDON_REPLICA
 PAID, FREE = RuleAction.RESTART_REPLICA, RuleAction.RESTART_REPLICA_FREE

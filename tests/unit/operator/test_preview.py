@@ -14,10 +14,10 @@ from tests.unit.operator import test_survival
 from tests.unit.operator.world import NAME, NOW, World, manifest
 
 from fthsdp_operator import cli
-from fthsdp_operator.actions import Create, Delete
 from fthsdp_operator.api import KIND, format_time
 from fthsdp_operator.cluster import Manifest
 from fthsdp_operator.preview import Preview, preview
+from fthsdp_operator.rules.actions import Create, Delete
 
 ROOT = Path(__file__).parents[3]
 

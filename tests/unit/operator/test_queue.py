@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from fthsdp_operator.queue import WorkQueue
+from fthsdp_operator.process.queue import WorkQueue
 
 
 class Clock:

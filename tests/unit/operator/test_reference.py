@@ -10,9 +10,10 @@ import pytest
 from tests.unit.operator.test_crd import root, schemas
 from tests.unit.operator.world import manifest
 
-from fthsdp_operator import reference, render
+from fthsdp_operator import reference
 from fthsdp_operator.api import GROUP, REASONS, RuleAction, parse_job
 from fthsdp_operator.api.reasons import ConditionType, EndReason, EventReason, FailReason, meanings
+from fthsdp_operator.manifests import render
 
 CHECKED_IN = Path(__file__).parents[3] / "docs" / "api.md"
 EVERYTHING = {

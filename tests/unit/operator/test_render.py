@@ -9,8 +9,8 @@ from tests.unit.operator.world import NAME, manifest
 
 from fthsdp.data.policies import BatchPolicy, LrPolicy, Policies
 from fthsdp.environment import Identity
-from fthsdp_operator import render
 from fthsdp_operator.api import parse_job
+from fthsdp_operator.manifests import render
 
 Manifest = dict[str, Any]
 

@@ -10,7 +10,7 @@ from tests.unit.operator.world import NAME, World, manifest
 
 from fthsdp.coordinator.messages import Cause, Verdict
 from fthsdp_operator.api import Failure, JobState, ReplicaState
-from fthsdp_operator.policy import JITTER
+from fthsdp_operator.rules.policy import JITTER
 
 Fault = Callable[[World], None]
 

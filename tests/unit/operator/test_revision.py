@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from tests.unit.operator.world import manifest
 
-from fthsdp_operator import render
 from fthsdp_operator.api import REVISION_LABEL, parse_job
+from fthsdp_operator.manifests import render
 
 
 def template(**container: Any) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from fthsdp_operator.api import Failure, Rule, RuleAction
-from fthsdp_operator.observe import Exit, PodView
-from fthsdp_operator.rules import INFRASTRUCTURE, apply
+from fthsdp_operator.observed.observe import Exit, PodView
+from fthsdp_operator.rules.failure_rules import INFRASTRUCTURE, apply
 
 PAID, FREE = RuleAction.RESTART_REPLICA, RuleAction.RESTART_REPLICA_FREE
 DISRUPTED = frozenset({("DisruptionTarget", "True"), ("Ready", "False")})

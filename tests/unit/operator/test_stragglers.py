@@ -5,7 +5,7 @@ import asyncio
 from tests.unit.operator.world import NAME, World
 
 from fthsdp_operator.api import JobState, ReplicaState
-from fthsdp_operator.replicas import STRAGGLER_GRACE
+from fthsdp_operator.rules.replicas import STRAGGLER_GRACE
 
 
 async def finish_without_replica_2(world: World) -> None:

@@ -16,11 +16,11 @@ import pytest
 from tests.unit.operator.world import NAME, NAMESPACE, Killed, World, manifest
 
 from fthsdp.coordinator.messages import Exited, Status
-from fthsdp_operator.actions import Event
 from fthsdp_operator.api import KIND, Job
 from fthsdp_operator.cluster import ClusterError, Conflict, Manifest
 from fthsdp_operator.execute import reconcile
-from fthsdp_operator.observe import NodeView, PodView
+from fthsdp_operator.observed.observe import NodeView, PodView
+from fthsdp_operator.rules.actions import Event
 
 Step = Callable[[World], None]
 

@@ -12,8 +12,8 @@ from tests.unit.operator.world import NAME, NAMESPACE, World
 from fthsdp.coordinator.messages import Status
 from fthsdp_operator.api import KIND, Job
 from fthsdp_operator.cluster import ClusterError, Conflict, Manifest
-from fthsdp_operator.handlers import Reconciler
-from fthsdp_operator.observe import PodView, view
+from fthsdp_operator.observed.observe import PodView, view
+from fthsdp_operator.process.handlers import Reconciler
 
 DEADLINE = 10.0
 

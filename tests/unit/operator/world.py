@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fthsdp.coordinator.messages import Cause, Crash, Exited, ReplicaStatus, Role, Status, Verdict
-from fthsdp_operator.actions import Event
 from fthsdp_operator.api import (
     API_VERSION,
     ATTEMPT_LABEL,
@@ -23,7 +22,8 @@ from fthsdp_operator.api import (
 )
 from fthsdp_operator.cluster import AlreadyExists, Conflict, Manifest
 from fthsdp_operator.execute import Witness, reconcile
-from fthsdp_operator.observe import NodeView, PodView, view
+from fthsdp_operator.observed.observe import NodeView, PodView, view
+from fthsdp_operator.rules.actions import Event
 
 NOW = 1_800_000_000.0
 NAMESPACE, NAME = "team", "llama"

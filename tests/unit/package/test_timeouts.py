@@ -16,9 +16,10 @@ from fthsdp.errors import ConfigError
 from fthsdp.ftar import FtarSettings
 from fthsdp.launcher import supervisor
 from fthsdp.timeouts import RULES, TIMEOUTS, Rule, check
-from fthsdp_operator import deadlines, lease, nodes, plan, policy, replicas
 from fthsdp_operator.api import Deadlines, NodePolicy
+from fthsdp_operator.kube import lease
 from fthsdp_operator.local import kubelet
+from fthsdp_operator.rules import deadlines, nodes, plan, policy, replicas
 
 PAGE = Path(__file__).parents[3] / "docs" / "timeouts.md"
 

@@ -1,0 +1,189 @@
+"""What the API server told of objects, kept: of one collection in a ``Mirror``, and indexed by what is asked for.
+
+To LIST the pods of a job for every look at it costs a second for ten thousand of them. A mirror holds instead what
+rules look at of each. It is fed by a LIST, then a watch, and after each gap a LIST again. Two things make it safe:
+
+- After a LIST whatever is not in it is gone, also what was deleted while nobody watched, and is reported as gone.
+- What we wrote ourselves is taken in at once, from the API server's answer, so that the next look does not write it
+  again. Such an answer can come late. It counts only when it is newer than everything that was told: else the watch
+  has told of it already, or of its end.
+
+So a mirror never goes back in time, and what it has once shown it shows until that has changed. It is late by as much
+as the watch is, which is harmless: nothing is concluded from a pod that is missing unless its end was told, or the API
+server was asked (``execute``).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from fthsdp_operator.observed.observe import JobKey, NodeView, PodView
+
+__all__ = ["Mirror", "Nodes", "Pods", "Seen"]
+
+log = logging.getLogger(__name__)
+
+Manifest = Mapping[str, Any]
+V = TypeVar("V")
+Changed = Callable[[V | None, V, bool], None]
+"""Takes an object as it was known before, as it is now or was last, and whether it is gone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen(Generic[V]):
+    """An object as it was at one moment: what is kept of it."""
+
+    uid: str
+    version: int
+    it: V
+
+
+class Mirror(Generic[V]):
+    """The objects that one watch tells of, by uid."""
+
+    def __init__(self, view: Callable[[Manifest], V | None], changed: Changed[V]) -> None:
+        """``view`` returns what is kept of an object; None for one that is of no interest."""
+        self._view = view
+        self._changed = changed
+        self._known: dict[str, Seen[V]] = {}
+        self._forgotten: dict[str, int] = {}
+        """What we know to be gone, and was not told of yet, with the version at which it was seen last."""
+        self._told = 0
+        """Everything up to this version was told."""
+
+    def see(self, manifest: Manifest) -> Seen[V] | None:
+        """Return what is kept of an object; None for one that is of no interest, or that cannot be understood."""
+        metadata = manifest["metadata"]
+        try:
+            it = self._view(manifest)
+        except (AttributeError, KeyError, TypeError, ValueError):  # it must not take all others with it
+            log.exception("%s %s is passed over", metadata.get("namespace", ""), metadata["name"])
+            return None
+        return None if it is None else Seen(uid=metadata["uid"], version=_number(metadata["resourceVersion"]), it=it)
+
+    def replace(self, found: Iterable[Seen[V]], version: str) -> None:
+        """Take in a LIST of everything as it was at ``version``.
+
+        One that is older than what was told comes from a server whose data was restored from a copy: then it counts
+        alone.
+        """
+        as_of = _number(version)
+        restored = as_of < self._told
+        listed = {seen.uid: seen for seen in found}
+        for uid, seen in list(self._known.items()):
+            if uid not in listed and (restored or seen.version <= as_of):
+                self._end(uid, None)
+        self._forgotten = {
+            uid: version
+            for uid, version in self._forgotten.items()
+            if not restored and (uid in listed or version > as_of)
+        }
+        for seen in listed.values():
+            self._take(seen, even_older=restored)
+        self._told = as_of
+
+    def hear(self, kind: str, manifest: Manifest) -> None:
+        """Take in the next event of the watch: ADDED, MODIFIED, DELETED or BOOKMARK."""
+        metadata = manifest["metadata"]
+        self._told = max(self._told, _number(metadata["resourceVersion"]))
+        if kind == "BOOKMARK":
+            return
+        seen, uid = self.see(manifest), metadata["uid"]
+        if kind == "DELETED" or seen is None:
+            self._end(uid, None if seen is None else seen.it)
+            self._forgotten.pop(uid, None)
+        else:
+            self._take(seen)
+
+    def put(self, manifest: Manifest) -> None:
+        """Take in what the API server answered to a call of our own."""
+        seen = self.see(manifest)
+        if seen is not None and seen.version > self._told:
+            self._take(seen)
+
+    def forget(self, uid: str) -> None:
+        """Take in that an object is gone, by what the API server answered to us; the watch will tell of it as well."""
+        if uid in self._known:
+            self._forgotten[uid] = self._known[uid].version
+            self._end(uid, None)
+
+    def _take(self, seen: Seen[V], *, even_older: bool = False) -> None:
+        before = self._known.get(seen.uid)
+        if seen.uid in self._forgotten or (before is not None and before.version > seen.version and not even_older):
+            return
+        self._known[seen.uid] = seen
+        if before is None or before.it != seen.it:
+            self._changed(None if before is None else before.it, seen.it, False)
+
+    def _end(self, uid: str, last: V | None) -> None:
+        before = self._known.pop(uid, None)
+        known = None if before is None else before.it
+        final = known if last is None else last
+        if final is not None:
+            self._changed(known, final, True)
+
+
+def _number(version: str) -> int:
+    """Return a resourceVersion as the number that it is; Kubernetes promises since 1.35 that they can be compared."""
+    return int(version)
+
+
+class Pods:
+    """Pods by job and by node, kept by ``changed``, which mirrors call."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[JobKey, dict[str, PodView]] = {}
+        """By uid."""
+        self._nodes: dict[str, dict[str, JobKey]] = {}
+        """Jobs of the pods on each node, by the pods' uids."""
+
+    def of(self, job: JobKey) -> Collection[PodView]:
+        """Return the pods labelled with this job's name; some may be those of an earlier job of that name."""
+        return tuple(self._jobs.get(job, {}).values())
+
+    def jobs_on(self, node: str) -> set[JobKey]:
+        """Return the jobs that have pods on a node."""
+        return set(self._nodes.get(node, {}).values())
+
+    def changed(self, before: PodView | None, now: PodView, gone: bool) -> None:
+        """Note a change of a pod."""
+        job, known = (now.namespace, now.job), before or now
+        if gone or (known.namespace, known.job, known.node) != (*job, now.node):
+            _drop(self._jobs, (known.namespace, known.job), now.uid)
+            _drop(self._nodes, known.node, now.uid)
+        if gone:
+            return
+        self._jobs.setdefault(job, {})[now.uid] = now
+        if now.node is not None:
+            self._nodes.setdefault(now.node, {})[now.uid] = job
+
+
+K = TypeVar("K")
+
+
+def _drop(index: dict[K, dict[str, V]], key: K | None, uid: str) -> None:
+    if key in index:
+        index[key].pop(uid, None)
+        if not index[key]:
+            del index[key]
+
+
+class Nodes:
+    """Nodes by name, kept by ``changed``, which a mirror calls."""
+
+    def __init__(self) -> None:
+        self._named: dict[str, NodeView] = {}
+
+    def named(self, names: Iterable[str]) -> Mapping[str, NodeView]:
+        """Return those of these nodes that are known."""
+        return {name: self._named[name] for name in names if name in self._named}
+
+    def changed(self, before: NodeView | None, now: NodeView, gone: bool) -> None:
+        """Note a change of a node."""
+        if gone:
+            self._named.pop(now.name, None)
+        else:
+            self._named[now.name] = now

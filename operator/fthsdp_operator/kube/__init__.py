@@ -1,0 +1,1 @@
+"""Kubernetes from outside: requests, what their answers mean, the Lease, and calls to coordinators."""
