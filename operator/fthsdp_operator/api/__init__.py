@@ -57,6 +57,7 @@ from fthsdp_operator.api.placement import PlacementSpec
 from fthsdp_operator.api.reasons import REASONS, ConditionReason, ConditionType, EndReason, EventReason, FailReason
 from fthsdp_operator.api.spec import Checkpoint, CoordinatorSpec, JobSpec, TlsSpec
 from fthsdp_operator.api.status import (
+    COMING,
     AvoidedNode,
     Condition,
     CoordinatorStatus,
@@ -74,6 +75,7 @@ from fthsdp_operator.api.update_policy import UpdatePolicy, UpdateType
 __all__ = [
     "API_VERSION",
     "ATTEMPT_LABEL",
+    "COMING",
     "CONFIG_ANNOTATION",
     "CONTAINER_ANNOTATION",
     "GROUP",

@@ -11,6 +11,7 @@ from fthsdp_operator.api.failure_policy import RuleAction
 from fthsdp_operator.api.parts import StatusPart, Time
 
 __all__ = [
+    "COMING",
     "AvoidedNode",
     "Condition",
     "CoordinatorStatus",
@@ -70,6 +71,10 @@ class ReplicaState(StrEnum):
     """The job is suspended: it has no pods."""
     REMOVED = "Removed"
     """The job was scaled below its index."""
+
+
+COMING = (ReplicaState.PENDING, ReplicaState.BACKOFF, ReplicaState.STARTING, ReplicaState.CATCHING_UP)
+"""States of a replica that is on its way to training."""
 
 
 class Failure(StatusPart):
@@ -187,7 +192,7 @@ class Condition(StatusPart):
     """One aspect of the job's state, as Kubernetes tools expect it."""
 
     type: str
-    """Available, Degraded, Stalled, Suspended, Complete, Failed or Accepted."""
+    """Available, Progressing, Degraded, Stalled, Suspended, Complete, Failed or Accepted."""
     status: Literal["True", "False", "Unknown"]
     """True, False or Unknown."""
     reason: str
@@ -215,6 +220,8 @@ class JobStatus(StatusPart):
     """Replicas that have pods, spares left out."""
     ready_replicas: int = 0
     """Replicas that train, or finished."""
+    restarting_replicas: int = 0
+    """Replicas on their way back: in an attempt after their first, or waiting for it, and not training yet."""
     selector: str | None = None
     """Selects the job's training pods."""
     abandoned_replicas: int = 0

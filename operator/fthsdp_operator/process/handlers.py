@@ -37,7 +37,7 @@ from fthsdp_operator.process import logs
 from fthsdp_operator.process.liveness import Limits, Watches
 from fthsdp_operator.process.metrics import Metrics
 from fthsdp_operator.process.queue import WorkQueue
-from fthsdp_operator.process.serving import serving, well
+from fthsdp_operator.process.serving import Unwell, answer, serving, well
 
 __all__ = ["Reconciler", "run"]
 
@@ -238,15 +238,15 @@ async def _operate(
     alive = partial(_alive, cluster, reconciler.queue, lambda: max(watches.age(), sight.age()), limits)
     workers = [asyncio.create_task(_work(reconciler, sight)) for _ in range(WORKERS)]
     operator = kopf.operator(
-        registry=_registry(reconciler, access, alive, partial(_stop, workers), trace(metrics.request, watches)),
+        registry=_registry(reconciler, access, partial(_stop, workers), trace(metrics.request, watches)),
         settings=_settings(),
         standalone=True,
         clusterwide=not namespaces,
         namespaces=namespaces,
-        liveness_endpoint=None if health_port is None else f"http://0.0.0.0:{health_port}/healthz",
     )
     try:
-        await _while_followed(sight, operator)
+        async with serving(health_port, "/healthz", lambda _: answer(alive())):
+            await _while_followed(sight, operator)
     finally:
         await _stop(workers)
 
@@ -276,12 +276,12 @@ async def _while_followed(sight: Sight, work: Coroutine[Any, Any, None]) -> None
 async def _alive(
     cluster: KubernetesCluster, queue: WorkQueue[JobKey], watch_age: Callable[[], float], limits: Limits
 ) -> None:
-    """Raise when nothing is heard though the API server answers, or nothing gets done though there is work."""
+    """Raise Unwell when nothing is heard though the API server answers, or nothing gets done though there is work."""
     silent, stuck = watch_age(), queue.stuck()
     if stuck > limits.work:
-        raise kopf.PermanentError(f"no reconcile has ended for {stuck:.0f} s, and there is something to do")
+        raise Unwell(f"no reconcile has ended for {stuck:.0f} s, and there is something to do")
     if silent > limits.watch and await cluster.answers():
-        raise kopf.PermanentError(f"a watch has been silent for {silent:.0f} s, and the API server answers")
+        raise Unwell(f"a watch has been silent for {silent:.0f} s, and the API server answers")
 
 
 async def _stop(workers: Sequence[asyncio.Task[None]]) -> None:
@@ -299,7 +299,6 @@ def _watched(namespaces: Sequence[str]) -> Iterator[str]:
 def _registry(
     reconciler: Reconciler,
     access: Access,
-    alive: Callable[[], Awaitable[None]],
     stop: Callable[[], Awaitable[None]],
     listener: aiohttp.TraceConfig,
 ) -> kopf.OperatorRegistry:
@@ -308,10 +307,6 @@ def _registry(
     @kopf.on.login(registry=registry)
     async def login(**_: Any) -> kopf.AiohttpSession:
         return _session(await _credentials(access), listener)
-
-    @kopf.on.probe(registry=registry)
-    async def probe(**_: Any) -> None:
-        await alive()
 
     @kopf.on.cleanup(registry=registry)
     async def cleanup(**_: Any) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from fthsdp_operator.api import Failure, Job, JobState, ReplicaState, ReplicaStatus, RuleAction
+from fthsdp_operator.api import COMING, Failure, Job, JobState, ReplicaState, ReplicaStatus, RuleAction
 from fthsdp_operator.observed.observe import Observed
 from fthsdp_operator.rules.actions import Plan
 
@@ -107,7 +107,7 @@ def measure(before: Tally | None, job: Job, observed: Observed, todo: Plan, now:
             stages += _detected(observed, failed, now)
         if _restarted(job, entry):
             recovery = _begin(recovery, observed, entry, now)
-        if recovery is None or recovery.attempt != entry.attempt or entry.state not in (*_COMING, *_BACK):
+        if recovery is None or recovery.attempt != entry.attempt or entry.state not in (*COMING, *_BACK):
             continue
         after, ended = _advance(job, recovery, observed, entry, now)
         stages += ended
@@ -170,7 +170,6 @@ def _detected(observed: Observed, failure: Failure, now: float) -> Iterator[tupl
 # --- recoveries -----------------------------------------------------------------------------------------------------
 
 _BACK = (ReplicaState.ACTIVE, ReplicaState.SPARE)
-_COMING = (ReplicaState.PENDING, ReplicaState.BACKOFF, ReplicaState.STARTING, ReplicaState.CATCHING_UP)
 
 
 def _begin(before: Recovery | None, observed: Observed, entry: ReplicaStatus, now: float) -> Recovery:

@@ -1,4 +1,4 @@
-"""A port on which one question is answered: whether a standby is well, what there is for Prometheus to scrape."""
+"""A port on which one question is answered: whether an operator is well, what there is for Prometheus to scrape."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
-__all__ = ["Answer", "serving", "well"]
+__all__ = ["Answer", "Unwell", "answer", "serving", "well"]
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Unwell(Exception):
+    """Why a process is better restarted."""
 
 
 @asynccontextmanager
@@ -31,4 +35,13 @@ async def serving(port: int | None, path: str, answer: Answer) -> AsyncIterator[
 
 async def well(_: web.Request) -> web.Response:
     """Answer the kubelet's probes while an operator stands by: it is well, and ready to take over."""
+    return web.json_response({})
+
+
+async def answer(question: Awaitable[None]) -> web.Response:
+    """Answer the kubelet's probes of an operator that acts: it is well unless the question raises Unwell."""
+    try:
+        await question
+    except Unwell as reason:
+        return web.json_response({"reason": str(reason)}, status=500)
     return web.json_response({})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fthsdp_operator.api import (
+    COMING,
     Condition,
     ConditionReason,
     ConditionType,
@@ -56,6 +57,7 @@ def status_of(
         replicas=min(sum(_has_pods(observed, entry) for entry in entries), wanted),
         ready_replicas=ready,
         abandoned_replicas=sum(entry.state is ReplicaState.ABANDONED for entry in entries),
+        restarting_replicas=sum(entry.state in COMING and entry.attempt > 0 for entry in entries),
         selector=render.selector(job.name),
         current_revision=current_revision(job, entries),
         update_revision=job.spec.revision,

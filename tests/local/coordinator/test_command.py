@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.local.coordinator.conftest import Process
 
 pytestmark = pytest.mark.local
 
@@ -89,3 +90,14 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
         )  # fmt: skip
     assert result.returncode == 2
     assert f"cannot listen on 127.0.0.1:{port}" in result.stderr
+
+
+def test_leaders_reach_it_by_ipv4_and_by_ipv6(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    process = Process(tmp_path, "--host", "", port=port)
+    try:
+        for host in ("127.0.0.1", "::1"):
+            socket.create_connection((host, port), timeout=5).close()
+    finally:
+        process.stop()

@@ -39,7 +39,7 @@ def test_the_others_train_on_and_everybody_can_see_who_does_not() -> None:
         status = world.job.status
         assert states(world) == [ReplicaState.ACTIVE, ReplicaState.ACTIVE, ReplicaState.ABANDONED]
         assert (status.state, status.ready, status.abandoned_replicas) == (JobState.DEGRADED, "2/3", 1)
-        assert (status.replicas, status.ready_replicas, status.restarts) == (2, 2, 0)
+        assert (status.replicas, status.ready_replicas, status.restarting_replicas, status.restarts) == (2, 2, 0, 0)
         assert status.last_failure == f"r2 {NAME}-r2-a0-0 Error exit 1"
         assert condition(world, "Degraded") == ("True", "ReplicasMissing", "replica 2 is Abandoned")
         assert condition(world, "Available")[0] == "True"

@@ -67,7 +67,8 @@ def test_the_state_follows_the_pods_and_the_coordinator() -> None:
 
         async def note() -> None:
             await world.settle()
-            states.append((world.job.status.state, world.job.status.ready))
+            status = world.job.status
+            states.append((status.state, status.ready, status.restarting_replicas))
 
         await note()
         world.kubelets_start_everything()
@@ -79,11 +80,11 @@ def test_the_state_follows_the_pods_and_the_coordinator() -> None:
         world.exits("r2-a0-0", 1)
         await note()
         assert states == [
-            (JobState.PENDING, "0/3"),
-            (JobState.STARTING, "0/3"),
-            (JobState.RUNNING, "3/3"),
-            (JobState.DEGRADED, "2/3"),
-            (JobState.PAUSED, "1/3"),
+            (JobState.PENDING, "0/3", 0),
+            (JobState.STARTING, "0/3", 0),
+            (JobState.RUNNING, "3/3", 0),
+            (JobState.DEGRADED, "2/3", 1),
+            (JobState.PAUSED, "1/3", 2),
         ]
         assert world.condition("Available").status == "False"
         assert world.condition("Degraded").message == "replica 1 is Starting, replica 2 is Starting"

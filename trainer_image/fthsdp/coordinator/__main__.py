@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--port", type=int, default=DEFAULT_PORT, help="TCP port; 0 picks a free one and logs it (default %(default)s)"
     )
-    parser.add_argument("--host", default="0.0.0.0", help="address to listen on (default %(default)s)")  # noqa: S104
+    parser.add_argument("--host", default="", help="address to listen on (default: all, of IPv4 and IPv6)")
     parser.add_argument(
         "--record-dir", type=Path, metavar="DIR", help="folder for steps.jsonl, joins.jsonl, events.jsonl, report.json"
     )
@@ -138,7 +138,8 @@ async def _run(args: argparse.Namespace) -> int:
     try:
         finished = await coordinator.run(args.host, args.port, stop=stop)
     except OSError as error:
-        raise ConfigError(f"cannot listen on {args.host}:{args.port}: {error.strerror or error}") from error
+        where = f"{args.host or 'all addresses'}:{args.port}"
+        raise ConfigError(f"cannot listen on {where}: {error.strerror or error}") from error
     return 0 if finished else EXIT_TERMINATED
 
 

@@ -149,7 +149,8 @@ class Coordinator:
             self._archive.restore(self._record)
         self._membership = Membership(self._settings, ledger=await self._load(), now=self._now())
         server = await asyncio.start_server(self._accepted, host, port, backlog=MOST_STRANGERS)
-        log.info("job %s: listening on %s:%d", self._job, *server.sockets[0].getsockname()[:2])
+        for listener in server.sockets:
+            log.info("job %s: listening on [%s]:%d", self._job, *listener.getsockname()[:2])
         work = [asyncio.create_task(task) for task in (self._take_events(), self._tick(), self._report_now_and_then())]
         stopping = asyncio.create_task(stop.wait())
         try:
