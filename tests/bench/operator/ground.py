@@ -45,7 +45,7 @@ class Ground:
     """For logs."""
 
     def add_nodes(self, count: int) -> None:
-        """Add nodes, ready ones, with room for a training pod each."""
+        """Add nodes, ready ones, with room for two training pods each: full ones cost a scheduler a long search."""
         self.api.create_all("api/v1/nodes", (_node(index) for index in range(count)))
 
 
@@ -115,7 +115,7 @@ def _kubelets(kubeconfig: Path) -> list[str]:
 
 
 def _node(index: int) -> dict[str, object]:
-    room = {"cpu": "128", "memory": "1Ti", "pods": "110", "nvidia.com/gpu": str(GPUS)}
+    room = {"cpu": "128", "memory": "1Ti", "pods": "110", "nvidia.com/gpu": str(2 * GPUS)}
     return {
         "apiVersion": "v1",
         "kind": "Node",
