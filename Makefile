@@ -16,7 +16,7 @@ READY := $(VENV)/.ready
 CRD := crds/fthsdpjobs.yaml
 DEMO := runs/demo
 
-.PHONY: setup help demo test test-processes test-cluster lint unit e2e soak soak-protocol soak-operator bench bench-quick bench-operator bench-operator-quick generate clean
+.PHONY: setup help demo test test-here test-cluster lint unit e2e soak soak-protocol soak-operator bench bench-quick bench-operator bench-operator-quick generate clean
 
 setup: $(READY)
 
@@ -33,15 +33,15 @@ help:
 demo: setup
 	$(VENV)/bin/fthsdp run examples/tiny-llama.yaml --out $(DEMO) --inject kill:replica=2@step=20
 
-# Side by side, and about equally long: those on a cluster wait most of their time.
+# Side by side: those on a cluster wait most of their time. A cluster that has to be built first is built meanwhile.
 test: lint
-	$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-processes test-cluster
+	$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-here test-cluster
 
-test-processes: setup
+test-here: setup
 	$(PYTHON) -m pytest tests/local
+	$(PYTHON) -m pytest tests/unit tests/simulation
 
 test-cluster: setup
-	$(PYTHON) -m pytest tests/unit tests/simulation
 	$(PYTHON) -m pytest tests/cluster
 
 lint: setup
@@ -53,8 +53,7 @@ lint: setup
 unit: setup
 	$(PYTHON) -m pytest tests/unit
 
-e2e: setup
-	$(PYTHON) -m pytest tests/cluster
+e2e: test-cluster
 
 # The explorations of tests/simulation, side by side, for as long as told: make soak SECONDS=600
 soak: setup

@@ -51,7 +51,7 @@ def test_all_of_it_is_measured_with_a_handful_of_pods(env: dict[str, str], tmp_p
     unmeasured = [name for name, figure in figures.items() if figure["ours"] is None]
     assert unmeasured == ["next to LeaderWorkerSet"]
     assert "set FTHSDP_LWS_SOURCE" in figures[unmeasured[0]]["note"]
-    assert len(figures) == 13
+    assert len(figures) == 14
     missed = [name for name, figure in figures.items() if figure["must"] and not figure["must"]["met"]]
     assert done.returncode == int(bool(missed))
     assert ("missed: " in done.stdout) is bool(missed)

@@ -21,6 +21,7 @@ from tests.bench.operator.large import large_job
 from tests.bench.operator.many import many_jobs
 from tests.bench.operator.peer import LWS_SOURCE, next_to_lws
 from tests.bench.operator.sizes import SIZES, Size
+from tests.bench.operator.told import survivors_are_told
 from tests.bench.processes import ROOT, BenchmarkFailed, ended_by_signals
 from tests.bench.results import write
 
@@ -28,6 +29,7 @@ __all__ = ["main"]
 
 SCENARIOS: dict[str, Callable[[Size, Callable[[str], None], Path], list[Figure]]] = {
     "large": large_job,
+    "told": survivors_are_told,
     "peer": next_to_lws,
     "many": many_jobs,
 }

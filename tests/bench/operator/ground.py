@@ -25,7 +25,7 @@ from fthsdp_operator.manifests.render import COORDINATOR_PORT
 __all__ = ["GPUS", "Ground", "bring_programs", "ground"]
 
 GPUS = 8
-"""Of each node, and of each training pod: a node has room for one."""
+"""Of each training pod; a node has twice as many."""
 STAGES = Path(__file__).with_name("stages.yaml")
 POD_NETWORK = "127.64.0.0/10"
 """Addresses of pods: of this machine itself, so that who calls one finds what listens here on all of them."""
@@ -72,11 +72,14 @@ def bring_programs() -> None:
 
 
 @contextmanager
-def ground(folder: Path, *, controllers: Sequence[str] = server.CONTROLLERS) -> Iterator[Ground]:
+def ground(
+    folder: Path, *, controllers: Sequence[str] = server.CONTROLLERS, silent_coordinators: bool = True
+) -> Iterator[Ground]:
     """Start it, with its files in ``folder``; gone when this returns."""
     folder.mkdir()
     with ExitStack() as stack:
-        stack.enter_context(_silent_coordinators())
+        if silent_coordinators:
+            stack.enter_context(_silent_coordinators())
         try:
             running = server.running(folder, *OPTIONS, controllers=controllers, calls_per_second=CALLS_PER_SECOND)
             kubeconfig = stack.enter_context(running).kubeconfig

@@ -26,6 +26,8 @@ class Size:
     """Pods of a group, next to LeaderWorkerSet."""
     peer_failures: int
     """Groups that fail, of each system and size."""
+    told: int
+    """Pods that are deleted to see how soon the other replicas are told."""
     jobs: int
     """Of eight pods each."""
     jobs_hit: int
@@ -48,6 +50,7 @@ SIZES = {
             idle=60.0,
             peer_sizes=(26, 104),
             peer_failures=3,
+            told=30,
             jobs=500,
             jobs_hit=50,
         ),
@@ -59,6 +62,7 @@ SIZES = {
             idle=30.0,
             peer_sizes=(26, 104),
             peer_failures=1,
+            told=12,
             jobs=125,
             jobs_hit=20,
         ),
@@ -70,6 +74,7 @@ SIZES = {
             idle=20.0,
             peer_sizes=(3, 10),
             peer_failures=1,
+            told=6,
             jobs=50,
             jobs_hit=10,
         ),
@@ -83,6 +88,7 @@ SIZES = {
             peer_groups=2,
             peer_sizes=(2, 3),
             peer_failures=1,
+            told=2,
             jobs=4,
             jobs_hit=2,
         ),
