@@ -164,15 +164,15 @@ class Requests:
         body: Mapping[str, Any] | Sequence[Any] | None = None,
         content_type: str = "application/json",
     ) -> aiohttp.ClientResponse:
-        arguments = await self._client.param_serialize(
+        verb, url, headers, _, _ = await self._client.param_serialize(
             method,
             f"/{path}",
             query_params=list((query or {}).items()),
             header_params={"Accept": "application/json", "Content-Type": content_type},
-            body=body,
             auth_settings=["BearerToken"],
         )
-        answer = await self._client.call_api(*arguments, _request_timeout=limit)
+        # Past what param_serialize does to a body: it looks at each word for things that no body here has.
+        answer = await self._client.call_api(verb, url, headers, body, _request_timeout=limit)
         response: aiohttp.ClientResponse = answer.response
         return response
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from fthsdp_operator.api import PORTS_PER_ATTEMPT, PORTS_PER_REPLICA, Job
 
-__all__ = ["SHARED_MEMORY", "adapt", "master_port"]
+__all__ = ["SHARED_MEMORY", "adapt", "lead", "master_port"]
 
 Manifest = dict[str, Any]
 
@@ -19,16 +19,21 @@ _SHM_FOLDER = "/dev/shm"  # noqa: S108
 _PORT_NAME = "fthsdp-torch"
 
 
-def adapt(spec: Manifest, *, port: int, leader: bool) -> None:
-    """Give a pod shared memory, and on its node's network names that resolve and ports that nobody else has.
-
-    ``leader``: torch's rendezvous of its replica, on ``port`` or the next one, is in it.
-    """
+def adapt(spec: Manifest) -> None:
+    """Give a pod shared memory, and names that resolve on its node's network."""
     _share_memory(spec)
     if spec.get("hostNetwork"):
         _resolve_names(spec)
-        if leader:
-            _claim(spec["containers"][0], port)
+
+
+def lead(spec: Manifest, *, port: int) -> None:
+    """Give the pod with torch's rendezvous of its replica ports of its node, where it is on that one's network.
+
+    The rendezvous is on ``port`` or the next one, and nobody else has those.
+    """
+    if spec.get("hostNetwork"):
+        first, *others = spec["containers"]
+        spec["containers"] = [_claiming(first, port), *others]
 
 
 def master_port(job: Job, replica: int, attempt: int) -> int:
@@ -59,10 +64,10 @@ def _resolve_names(spec: Manifest) -> None:
         spec["dnsPolicy"] = "ClusterFirstWithHostNet"
 
 
-def _claim(container: Manifest, port: int) -> None:
+def _claiming(container: Manifest, port: int) -> Manifest:
     """Declare ports of the node, so that the scheduler places no two pods on one node that would listen on the same."""
     ports = container.get("ports") or []
     taken = {number for it in ports for number in (it.get("hostPort"), it.get("containerPort"))}
     mine = ((f"{_PORT_NAME}-{turn}", port + turn) for turn in range(PORTS_PER_ATTEMPT))
     free = [{"name": name, "containerPort": it, "hostPort": it} for name, it in mine if it not in taken]
-    container["ports"] = [*ports, *free]
+    return {**container, "ports": [*ports, *free]}

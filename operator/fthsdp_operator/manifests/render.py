@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fthsdp import environment
@@ -32,7 +32,7 @@ from fthsdp_operator.api import (
     pod_name,
 )
 from fthsdp_operator.manifests import gang
-from fthsdp_operator.manifests.adapt import adapt, master_port
+from fthsdp_operator.manifests.adapt import adapt, lead, master_port
 from fthsdp_operator.manifests.placement import place
 
 __all__ = [
@@ -46,6 +46,7 @@ __all__ = [
     "selector",
     "support",
     "training_pod",
+    "training_pods",
 ]
 
 Manifest = dict[str, Any]
@@ -86,32 +87,57 @@ def selector(job: str) -> str:
 
 def training_pod(job: Job, *, replica: int, attempt: int, index: int) -> Manifest:
     """Return one pod of one attempt of a replica."""
-    name = pod_name(job.name, replica, attempt, index)
+    return next(training_pods(job, replica=replica, attempt=attempt, indices=(index,)))
+
+
+def training_pods(job: Job, *, replica: int, attempt: int, indices: Iterable[int]) -> Iterator[Manifest]:
+    """Yield pods of one attempt of a replica.
+
+    There may be thousands of them: what they have in common is rendered once, and is the same object in all of them.
+    """
+    common, port = _common(job, replica, attempt), master_port(job, replica, attempt)
+    for index in indices:
+        yield _numbered(common, pod_name(job.name, replica, attempt, index), index, port)
+
+
+def _common(job: Job, replica: int, attempt: int) -> Manifest:
+    """Return what all pods of an attempt have in common."""
     template = copy.deepcopy(job.spec.template)
     metadata, spec = template.get("metadata") or {}, template["spec"]
-    numbers = {REPLICA_LABEL: replica, ATTEMPT_LABEL: attempt, POD_INDEX_LABEL: index}
-    ours = _labels(job, Role.TRAINER) | {label: str(number) for label, number in numbers.items()}
+    ours = _labels(job, Role.TRAINER) | {REPLICA_LABEL: str(replica), ATTEMPT_LABEL: str(attempt)}
     ours[REVISION_LABEL] = job.spec.revision
-    spec |= {"restartPolicy": "Never", "hostname": name, "subdomain": job.name}
+    spec |= {"restartPolicy": "Never", "subdomain": job.name}
     spec["volumes"] = [*(spec.get("volumes") or []), *_volumes(job)]
     _prefer_other_nodes(spec, [node.name for node in job.status.avoided_nodes])
-    env = _environment(job, replica, attempt, index)
+    env = _environment(job, replica, attempt)
     kept = job.spec.failure_policy.in_place
     if kept is not None:
         _launch(spec, kept)
     for container in (*spec["containers"], *(spec.get("initContainers") or [])):
         _equip(container, env, _mounts(job))
-    adapt(spec, port=master_port(job, replica, attempt), leader=index == 0)
+    adapt(spec)
     place(spec, job, replica=replica, attempt=attempt)
     labels, notes = (metadata.get("labels") or {}) | ours, _which_counts(spec["containers"][0]["name"])
     notes |= metadata.get("annotations") or {}
     gang.join(spec, labels, notes, job, replica=replica, attempt=attempt)
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": _metadata(job, name, labels, notes),
-        "spec": spec,
-    }
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": _metadata(job, "", labels, notes), "spec": spec}
+
+
+def _numbered(common: Manifest, name: str, index: int, port: int) -> Manifest:
+    """Return the pod of this number; what it shares with the others is left as it is."""
+    metadata, spec = common["metadata"], {**common["spec"], "hostname": name}
+    labels = {**metadata["labels"], POD_INDEX_LABEL: str(index)}
+    for part in ("containers", "initContainers"):
+        if spec.get(part):
+            spec[part] = [{**it, "env": [*_numbers(index), *it["env"]]} for it in spec[part]]
+    if index == 0:
+        lead(spec, port=port)
+    return {**common, "metadata": {**metadata, "name": name, "labels": labels}, "spec": spec}
+
+
+def _numbers(index: int) -> list[Manifest]:
+    """Return the environment in which the pods of an attempt differ."""
+    return [{"name": name, "value": str(index)} for name in (environment.POD_INDEX, "PET_NODE_RANK")]
 
 
 def _prefer_other_nodes(spec: Manifest, names: Sequence[str]) -> None:
@@ -160,13 +186,12 @@ def _equip(container: Manifest, env: Sequence[Manifest], mounts: Sequence[Manife
     container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
 
 
-def _environment(job: Job, replica: int, attempt: int, index: int) -> list[Manifest]:
+def _environment(job: Job, replica: int, attempt: int) -> list[Manifest]:
     master, port = f"{pod_name(job.name, replica, attempt, 0)}.{job.name}", master_port(job, replica, attempt)
     values = {
         environment.JOB: job.name,
         environment.REPLICA: replica,
         environment.ATTEMPT: attempt,
-        environment.POD_INDEX: index,
         environment.PODS_PER_REPLICA: job.spec.pods_per_replica,
         environment.PROCESSES_PER_POD: job.spec.ranks_per_pod,
         environment.BATCH_POLICY: job.spec.batch_policy,
@@ -179,7 +204,6 @@ def _environment(job: Job, replica: int, attempt: int, index: int) -> list[Manif
         environment.MASTER_ADDR: master,
         environment.MASTER_PORT: port,
         "PET_NNODES": job.spec.pods_per_replica,
-        "PET_NODE_RANK": index,
         "PET_NPROC_PER_NODE": job.spec.ranks_per_pod,
         "PET_MASTER_ADDR": master,
         "PET_MASTER_PORT": port,

@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import pytest
+from tests.unit.operator.templates import TEMPLATES
 from tests.unit.operator.world import NAME, manifest
 
 from fthsdp.data.policies import BatchPolicy, LrPolicy, Policies
 from fthsdp.environment import Identity
-from fthsdp_operator.api import parse_job
+from fthsdp_operator.api import POD_INDEX_LABEL, parse_job
 from fthsdp_operator.manifests import render
 
 Manifest = dict[str, Any]
@@ -77,7 +79,7 @@ def test_torchrun_finds_its_numbers() -> None:
 def test_our_environment_comes_first_so_that_the_users_can_refer_to_it() -> None:
     env = pod(template=template())["spec"]["containers"][0]["env"]
     assert env[-1] == {"name": "A", "value": "$(FTHSDP_REPLICA)"}
-    assert env[0]["name"] == "FTHSDP_JOB"
+    assert env[0]["name"] == "FTHSDP_POD_INDEX"
 
 
 def test_every_container_gets_environment_and_key() -> None:
@@ -87,7 +89,7 @@ def test_every_container_gets_environment_and_key() -> None:
     made = pod(template=template(containers=[first | {"name": "train"}, side], initContainers=[first], volumes=[data]))
     key = {"name": "fthsdp-key", "mountPath": "/var/run/fthsdp", "readOnly": True}
     (train, beside), (before,) = made["spec"]["containers"], made["spec"]["initContainers"]
-    assert {it["env"][0]["name"] for it in (train, beside, before)} == {"FTHSDP_JOB"}
+    assert {it["env"][0]["name"] for it in (train, beside, before)} == {"FTHSDP_POD_INDEX"}
     assert train["volumeMounts"][0] == key
     assert before["volumeMounts"] == [key]
     assert beside["volumeMounts"] == [data, key]
@@ -129,6 +131,21 @@ def test_a_template_is_not_changed_by_being_used() -> None:
     again = render.training_pod(job, replica=0, attempt=0, index=0)
     assert first == again
     assert job == parse_job(manifest())
+
+
+@pytest.mark.parametrize("of", TEMPLATES.values(), ids=TEMPLATES.keys())
+def test_pods_that_are_rendered_together_are_those_that_are_rendered_one_by_one(of: Manifest) -> None:
+    job = parse_job(manifest(template=of))
+    together = list(render.training_pods(job, replica=1, attempt=2, indices=(0, 1, 5)))
+    assert together == [render.training_pod(job, replica=1, attempt=2, index=index) for index in (0, 1, 5)]
+    names = [made["metadata"]["name"] for made in together]
+    assert names == [made["spec"]["hostname"] for made in together] == [f"{NAME}-r1-a2-{index}" for index in (0, 1, 5)]
+    for index, made in zip(("0", "1", "5"), together, strict=True):
+        assert made["metadata"]["labels"][POD_INDEX_LABEL] == index
+        for container in (*made["spec"]["containers"], *made["spec"].get("initContainers", [])):
+            env = {it["name"]: it.get("value") for it in container["env"]}
+            assert (env["FTHSDP_POD_INDEX"], env["PET_NODE_RANK"]) == (index, index)
+    assert job == parse_job(manifest(template=of))
 
 
 def test_pods_never_restart_in_place_and_have_a_host_name_of_their_own() -> None:
