@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+import math
+from collections import deque
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
@@ -26,15 +28,20 @@ class WorkQueue(Generic[K]):
         *,
         first_retry: float = 0.1,
         longest_retry: float = 15.0,
+        twice_in: float = 0.0,
         clock: Callable[[], float] | None = None,
         waited: Callable[[float], None] = lambda seconds: None,
     ) -> None:
         """``first_retry`` and ``longest_retry``: seconds; ``clock``: the event loop's where unset.
 
+        ``twice_in``: seconds within which a key is handed out twice at most: one that comes again and again waits.
         ``waited`` is told for how many seconds each key waited for a worker after it was due.
         """
         self._first_retry = first_retry
         self._longest_retry = longest_retry
+        self._twice_in = twice_in
+        self._handed: deque[tuple[float, K]] = deque()
+        """What was handed out within that time, and when."""
         self._clock = clock
         self._waited = waited
         self._due: dict[K, float] = {}
@@ -64,7 +71,8 @@ class WorkQueue(Generic[K]):
             key, wait = self._next()
             if key is not None:
                 self._working[key] = due = self._due.pop(key)
-                self._waited(self._now() - due)
+                self._handed.append((now := self._now(), key))
+                self._waited(now - due)
                 return key
             try:
                 await asyncio.wait_for(self._changed.wait(), wait)
@@ -120,10 +128,21 @@ class WorkQueue(Generic[K]):
                 if due > self._now():
                     return None, due - self._now()
                 entry = heapq.heappop(self._heap)
-                if key not in self._working:
+                if key in self._working:
+                    held.append(entry)
+                elif (free := self._free_at(key)) > self._now():
+                    self._due[key] = free
+                    heapq.heappush(self._heap, (free, next(self._count), key))
+                else:
                     return key, None
-                held.append(entry)
             return None, None
         finally:
             for entry in held:
                 heapq.heappush(self._heap, entry)
+
+    def _free_at(self, key: K) -> float:
+        """Return when a key may be handed out again."""
+        while self._handed and self._handed[0][0] <= self._now() - self._twice_in:
+            self._handed.popleft()
+        times = [time for time, other in self._handed if other == key]
+        return times[-2] + self._twice_in if len(times) > 1 else -math.inf

@@ -220,3 +220,29 @@ def test_a_long_piece_of_work_among_others_that_end_is_not_stuck() -> None:
         assert queue.stuck() == 30
 
     asyncio.run(story())
+
+
+def test_a_key_that_comes_again_and_again_is_handed_out_twice_at_once_and_then_waits() -> None:
+    async def story() -> None:
+        clock, waits = Clock(), list[float]()
+        queue: WorkQueue[str] = WorkQueue(twice_in=0.2, clock=clock, waited=waits.append)
+        for now in (10.0, 10.05):
+            clock.now = now
+            queue.add("a")
+            assert await queue.get() == "a"
+            queue.done("a")
+        clock.now = 10.1
+        queue.add("a")
+        queue.add("b")
+        assert await queue.get() == "b"
+        assert await nothing(queue)
+        assert queue.depth == 0
+        clock.now = 10.2
+        assert await queue.get() == "a"
+        queue.done("a")
+        assert waits == [0.0, 0.0, 0.0, 0.0]
+        clock.now = 20.0
+        queue.add("a")
+        assert await queue.get() == "a"
+
+    asyncio.run(story())
