@@ -5,7 +5,7 @@ Manifests go in and come out as Kubernetes writes them, as plain mappings.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
 from fthsdp.coordinator.messages import Exited, Status
@@ -88,8 +88,8 @@ class Cluster(Protocol):
         """Return all pods labelled with the job's name, as they are now."""
         ...
 
-    def nodes(self, names: Iterable[str]) -> Mapping[str, NodeView]:
-        """Return those of these nodes that are known: none where the operator may not see nodes."""
+    def nodes(self) -> Mapping[str, NodeView]:
+        """Return the nodes that are known, by name: none where the operator may not see nodes."""
         ...
 
     async def get(self, kind: str, namespace: str, name: str) -> Manifest | None:

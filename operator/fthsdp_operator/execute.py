@@ -2,11 +2,11 @@
 
 Every action may be done twice, so it can be killed anywhere. It never goes on after a status write that failed: then
 somebody else has changed the job, and the plan was made for another one. What it keeps between two calls only saves
-questions: that what pods lean on was all there.
+questions (``Memory``).
 
-The pods are those that are known, and what is known may be late. The job is read from the API server, so its status may
-speak of pods that another operator saw. When one is missing that was seen before, and nobody told of its end, the API
-server is asked before anything is concluded from that.
+The pods are those that are known, and what is known may be late. The job is as the API server gave it to us, so its
+status may speak of pods that another operator saw. When one is missing that was seen before, and nobody told of its
+end, the API server is asked before anything is concluded from that.
 """
 
 from __future__ import annotations
@@ -15,15 +15,25 @@ import asyncio
 import logging
 import math
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from itertools import groupby
 from typing import Any, Protocol
 
 from fthsdp.errors import ConfigError
-from fthsdp_operator.api import JOB_LABEL, MANAGER, Job, ReplicaState, coordinator_name, parse_job, pod_name
+from fthsdp_operator.api import (
+    JOB_LABEL,
+    MANAGER,
+    Job,
+    ReplicaState,
+    ReplicaStatus,
+    coordinator_name,
+    parse_job,
+    pod_name,
+)
 from fthsdp_operator.cluster import AlreadyExists, Cluster, ClusterError, Conflict, Manifest, NamespaceEnding, Refused
 from fthsdp_operator.manifests import render
-from fthsdp_operator.observed.observe import JobKey, Name, Observed, PodView, observe, owned
+from fthsdp_operator.observed.known import AttemptPods, JobPods
+from fthsdp_operator.observed.observe import JobKey, Name, Observed, PodView, as_restarted, observe, owned
 from fthsdp_operator.rules.actions import Action, Create, Delete, Event, Label, Plan
 from fthsdp_operator.rules.plan import plan, refuse
 
@@ -35,19 +45,49 @@ IN_FLIGHT = 50
 """Calls of one kind at a time: beyond that, an API server only queues them."""
 NAMESPACE_ENDING = 60.0
 """Seconds between two looks at a job whose namespace is being deleted. Its own deletion is an event."""
+GLANCE = 0.1
+"""Seconds between two glances, while pods are created, at whether that is still right. Thousands take minutes."""
 SUPPORT_KNOWN = 300.0
 """Seconds for which what pods lean on is taken to be there once all of it was: six questions for every look are many.
 When a call for the job fails, it is looked at anew."""
+JOB_KNOWN = 10.0
+"""Seconds for which a job is taken to be as it was read or written last, while the watch tells of no other version: as
+long as it may take to notice a change when the watch is dead."""
 _WHOLE = (ReplicaState.STARTING, ReplicaState.CATCHING_UP, ReplicaState.ACTIVE, ReplicaState.SPARE)
 """States of a replica all of whose pods were seen."""
 
 
 class Memory:
-    """Jobs of which all that their pods lean on was there."""
+    """What saves questions: jobs as the API server gave them to us last, and that all that their pods lean on is there.
+
+    A job is never taken from the watch. What comes from there says only that another version exists, and then the API
+    server is asked. So nothing is older than what we have written, and a plan that was made for a job that had changed
+    fails when its status is written.
+    """
 
     def __init__(self) -> None:
+        self._jobs: dict[JobKey, tuple[Manifest, float]] = {}
+        """Jobs, and since which Unix time that is known."""
+        self._versions: dict[JobKey, int] = {}
+        """The newest version of each that the watch has told of."""
         self._whole: dict[JobKey, tuple[str, frozenset[Name], float]] = {}
         """The job's uid, what was there, and since which Unix time that is known."""
+
+    def job(self, key: JobKey, now: float) -> Manifest | None:
+        """Return a job as it was read or written a short while ago; None when it may be another one by now."""
+        manifest, since = self._jobs.get(key, (None, 0.0))
+        if manifest is None or not 0 <= now - since < JOB_KNOWN:
+            return None
+        return manifest if _version(manifest) >= self._versions.get(key, 0) else None
+
+    def keep(self, manifest: Manifest, now: float) -> None:
+        """The API server has answered this to a question or a write of ours."""
+        self._jobs[_key(manifest)] = (manifest, now)
+
+    def told(self, manifest: Mapping[str, Any]) -> None:
+        """The watch has told of this version of a job, or that this was its last one."""
+        key = _key(manifest)
+        self._versions[key] = max(_version(manifest), self._versions.get(key, 0))
 
     def knows(self, job: Job, names: frozenset[Name], now: float) -> bool:
         """Whether all of this was there a short while ago, and is the job's own."""
@@ -58,9 +98,28 @@ class Memory:
         """All of this is there, and the job's own."""
         self._whole[job.namespace, job.name] = (job.metadata.uid, names, now)
 
-    def forget(self, namespace: str, name: str) -> None:
-        """The job is gone, or something may be amiss."""
-        self._whole.pop((namespace, name), None)
+    def doubt(self, key: JobKey) -> None:
+        """The job has changed."""
+        self._jobs.pop(key, None)
+
+    def forget(self, key: JobKey) -> None:
+        """Something may be amiss."""
+        self._jobs.pop(key, None)
+        self._whole.pop(key, None)
+
+    def lose(self, key: JobKey) -> None:
+        """The job is gone: so is what its watch has told."""
+        self.forget(key)
+        self._versions.pop(key, None)
+
+
+def _key(manifest: Mapping[str, Any]) -> JobKey:
+    return manifest["metadata"]["namespace"], manifest["metadata"]["name"]
+
+
+def _version(manifest: Mapping[str, Any]) -> int:
+    """Versions can be compared, as those of pods (``informers.cache``)."""
+    return int(manifest["metadata"]["resourceVersion"])
 
 
 class Witness(Protocol):
@@ -92,37 +151,56 @@ async def reconcile(
     ``trouble`` is what was refused when it was tried last. Returns the seconds after which to look again even if
     nothing happens (infinity: only when something does). Raises ClusterError when a call failed: try again, later.
     """
-    memory = memory or Memory()
-    job, manifest = await _read(cluster, namespace, name, now)
+    memory, key = memory or Memory(), (namespace, name)
+    try:
+        return await _step(cluster, key, now, last_words, witness, memory, trouble)
+    except NamespaceEnding:
+        log.info("%s/%s: its namespace is being deleted, and takes nothing new", namespace, name)
+        return NAMESPACE_ENDING
+    except Exception:
+        memory.forget(key)
+        raise
+
+
+async def _step(
+    cluster: Cluster,
+    key: JobKey,
+    now: float,
+    last_words: Iterable[PodView],
+    witness: Witness | None,
+    memory: Memory,
+    trouble: str,
+) -> float:
+    job, manifest = await _read(cluster, key, memory, now)
     if job is None:
-        memory.forget(namespace, name)
+        memory.lose(key)
         if witness is not None:
-            witness.forget(namespace, name)
+            witness.forget(*key)
         return math.inf
     observed = await _look(cluster, job, last_words, memory, now, trouble)
     todo = plan(job, observed, now)
     try:
-        await _write_status(cluster, manifest, todo)
+        written = await _write_status(cluster, manifest, todo)
     except Conflict:
+        memory.doubt(key)
         return 0.0
+    if written is not None:
+        memory.keep(written, now)
     if witness is not None:
         witness.looked(job, observed, todo, now)
-    try:
-        await _act(cluster, job, todo, now)
-    except NamespaceEnding:
-        log.info("%s/%s: its namespace is being deleted, and takes nothing new", namespace, name)
-        return NAMESPACE_ENDING
-    except ClusterError:
-        memory.forget(namespace, name)
-        raise
-    return max(0.0, todo.wake_at - now)
+    course = _Course(cluster, job, observed, todo, changed=lambda: memory.job(key, now) is None)
+    whole = await _act(cluster, job, todo, course, now)
+    return max(0.0, todo.wake_at - now) if whole else 0.0
 
 
-async def _read(cluster: Cluster, namespace: str, name: str, now: float) -> tuple[Job | None, Manifest]:
+async def _read(cluster: Cluster, key: JobKey, memory: Memory, now: float) -> tuple[Job | None, Manifest]:
     """Return a job; None when it is gone, somebody else's, or cannot be understood, and then its status says so."""
-    manifest = await cluster.get_job(namespace, name)
-    if manifest is None or (manifest.get("spec") or {}).get("managedBy", MANAGER) != MANAGER:
-        return None, {}
+    manifest = memory.job(key, now)
+    if manifest is None:
+        manifest = await cluster.get_job(*key)
+        if manifest is None or (manifest.get("spec") or {}).get("managedBy", MANAGER) != MANAGER:
+            return None, {}
+        memory.keep(manifest, now)
     try:
         return parse_job(manifest), manifest
     except ConfigError as error:
@@ -134,15 +212,16 @@ async def _look(
     cluster: Cluster, job: Job, last_words: Iterable[PodView], memory: Memory, now: float, trouble: str
 ) -> Observed:
     status, support = await asyncio.gather(cluster.coordinator_status(job), _support(cluster, job, memory, now))
-    pods, last_words = cluster.known_pods(job.namespace, job.name), tuple(last_words)  # as of the same moment
-    if _in_doubt(job, pods, last_words):
+    pods: Collection[PodView] = cluster.known_pods(job.namespace, job.name)
+    last_words = tuple(last_words)  # as of the same moment
+    if _in_doubt(job, JobPods.of(pods), last_words):
         pods = await cluster.list_pods(job.namespace, job.name)
     return observe(
         job,
         pods,
         last_words=last_words,
         support=support,
-        nodes=cluster.nodes({pod.node for pod in pods if pod.node is not None}),
+        nodes=cluster.nodes(),
         coordinator=status,
         trouble=trouble,
         fresh_key=secrets.token_hex(32),
@@ -162,36 +241,90 @@ async def _support(cluster: Cluster, job: Job, memory: Memory, now: float) -> Ma
     return there
 
 
-def _in_doubt(job: Job, pods: Iterable[PodView], last_words: Iterable[PodView]) -> bool:
+def _in_doubt(job: Job, pods: JobPods, last_words: Iterable[PodView]) -> bool:
     """A pod is missing that was seen before, and nobody told of its end: what is known may be older than the job."""
     if job.spec.suspend or job.status.terminal:
         return False
-    told = {pod.name for pod in (*pods, *last_words) if pod.job_uid == job.metadata.uid}
-    if job.status.coordinator.pod_uid is not None and coordinator_name(job.name) not in told:
-        return True
-    return any(
-        pod_name(job.name, entry.index, entry.named_after, index) not in told
-        for entry in job.status.replica_statuses
-        if entry.state in _WHOLE
-        for index in range(job.spec.pods_per_replica)
-    )
+    ended = {pod.name for pod in last_words if pod.job_uid == job.metadata.uid}
+    if job.status.coordinator.pod_uid is not None:
+        told = ended | {pod.name for pod in pods.replica(None) if pod.job_uid == job.metadata.uid}
+        if coordinator_name(job.name) not in told:
+            return True
+    whole = (entry for entry in job.status.replica_statuses if entry.state in _WHOLE)
+    return any(_lacks_a_pod(job, pods, entry, ended) for entry in whole)
 
 
-async def _write_status(cluster: Cluster, manifest: Mapping[str, Any], todo: Plan) -> None:
+def _lacks_a_pod(job: Job, pods: JobPods, entry: ReplicaStatus, ended: Container[str]) -> bool:
+    """Whether some pod of a replica is neither known, nor one that ended."""
+    there, numbers = pods.attempt(entry.index, entry.attempt), range(job.spec.pods_per_replica)
+    stem = pod_name(job.name, entry.index, entry.named_after, 0).removesuffix("-0")
+    if there.stems == {stem} and there.job_uids == {job.metadata.uid} and there.indices.issuperset(numbers):
+        return False
+    known = {pod.name for pod in pods.replica(entry.index) if pod.job_uid == job.metadata.uid}
+    names = (pod_name(job.name, entry.index, entry.named_after, number) for number in numbers)
+    return any(name not in known and name not in ended for name in names)
+
+
+async def _write_status(cluster: Cluster, manifest: Mapping[str, Any], todo: Plan) -> Manifest | None:
+    """Return the job as it stands there then; None when there was nothing to write."""
     status = todo.status.dump()
     if status == manifest.get("status"):
-        return
+        return None
     metadata = manifest["metadata"]
-    await cluster.patch_status(
+    return await cluster.patch_status(
         metadata["namespace"], metadata["name"], status, resource_version=metadata["resourceVersion"]
     )
 
 
-async def _act(cluster: Cluster, job: Job, todo: Plan, now: float) -> None:
-    """Do the actions, those of one stage side by side, then say what happened, even if one of them failed."""
+class _Course:
+    """Whether a plan is still right, while what it creates is created.
+
+    What happens to a replica does not wait until all pods of the others are there.
+    """
+
+    def __init__(
+        self, cluster: Cluster, job: Job, observed: Observed, todo: Plan, *, changed: Callable[[], bool]
+    ) -> None:
+        """``changed`` says whether the job is another one by now."""
+        self._cluster = cluster
+        self._job = job
+        self._changed = changed
+        self._attempts = [(entry.index, entry.attempt) for entry in todo.status.replica_statuses]
+        self._seen = self._count(observed.pods)
+        self._next = asyncio.get_running_loop().time() + GLANCE
+        self.left = False
+        """It was not right any more."""
+
+    def holds(self) -> bool:
+        """Ask before each creation."""
+        now = asyncio.get_running_loop().time()
+        if not self.left and now >= self._next:
+            self._next = now + GLANCE
+            self.left = self._changed() or self._is_worse()
+        return not self.left
+
+    def _is_worse(self) -> bool:
+        """Since the last glance some attempt, or the coordinator, has lost a pod, or one of them has ended."""
+        known = JobPods.of(self._cluster.known_pods(self._job.namespace, self._job.name))
+        before, self._seen = self._seen, self._count(as_restarted(self._job, known.of_job(self._job.metadata.uid)))
+        pairs = zip(before, self._seen, strict=True)
+        return any(there < were or leaving > left for (were, left), (there, leaving) in pairs)
+
+    def _count(self, pods: Collection[PodView]) -> list[tuple[int, int]]:
+        """Return how many pods the coordinator and each attempt have, and how many of those have ended or are to."""
+        arranged = JobPods.of(pods)
+        groups = [AttemptPods(arranged.replica(None)), *(arranged.attempt(*who) for who in self._attempts)]
+        return [(len(pods), len(pods.leaving)) for pods in groups]
+
+
+async def _act(cluster: Cluster, job: Job, todo: Plan, course: _Course, now: float) -> bool:
+    """Do the actions, those of one stage side by side, then say what happened, even if one of them failed.
+
+    Returns whether that was all: it is not when the plan is not right any more.
+    """
     try:
         for _, stage in groupby(_possible(cluster, job, todo), key=_stage):
-            await _together(cluster, job, list(stage))
+            await _together(cluster, job, list(stage), course)
     except NamespaceEnding:
         raise
     except ClusterError as error:
@@ -202,11 +335,13 @@ async def _act(cluster: Cluster, job: Job, todo: Plan, now: float) -> None:
             who = {"replica": event.replica, "attempt": event.attempt}
             log.info("%s/%s: %s: %s", job.namespace, job.name, event.reason, event.message, extra=who)
             await cluster.record_event(job, event, now)
+    return not course.left
 
 
 def _possible(cluster: Cluster, job: Job, todo: Plan) -> list[Action]:
     """Return the actions without pods whose names those of an earlier job still have: we are told of their end."""
-    taken = {pod.name for pod in cluster.known_pods(job.namespace, job.name) if pod.job_uid != job.metadata.uid}
+    known = JobPods.of(cluster.known_pods(job.namespace, job.name))
+    taken = {pod.name for pod in known.not_of_job(job.metadata.uid)}
     return [action for action in todo.actions if _new_pod(action) not in taken]
 
 
@@ -223,14 +358,15 @@ def _stage(action: Action) -> tuple[type[Action], str]:
     return type(action), kind if kind in ("RoleBinding", "Pod") else ""
 
 
-async def _together(cluster: Cluster, job: Job, actions: list[Action]) -> None:
+async def _together(cluster: Cluster, job: Job, actions: list[Action], course: _Course) -> None:
     turn, refused = asyncio.Semaphore(IN_FLIGHT), False
 
     async def one(action: Action) -> None:
         nonlocal refused
         async with turn:
-            if refused and isinstance(action, Create):
-                return  # a quota that is used up is used up for the thousands that follow as well
+            # A quota that is used up is used up for the thousands that follow as well.
+            if isinstance(action, Create) and (refused or not course.holds()):
+                return
             try:
                 await _call(cluster, job, action)
             except Refused:

@@ -16,13 +16,14 @@ server was asked (``execute``).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from fthsdp_operator.observed.observe import JobKey, NodeView, PodView
+from fthsdp_operator.observed.known import AttemptKey, AttemptPods, JobPods, attempt_key
+from fthsdp_operator.observed.observe import JobKey, PodView
 
-__all__ = ["Mirror", "Nodes", "Pods", "Seen"]
+__all__ = ["Mirror", "Pods", "Seen"]
 
 log = logging.getLogger(__name__)
 
@@ -135,14 +136,21 @@ class Pods:
     """Pods by job and by node, kept by ``changed``, which mirrors call."""
 
     def __init__(self) -> None:
-        self._jobs: dict[JobKey, dict[str, PodView]] = {}
-        """By uid."""
+        self._jobs: dict[JobKey, dict[AttemptKey, dict[str, PodView]]] = {}
+        """By attempt, and uid."""
+        self._arranged: dict[JobKey, dict[AttemptKey, AttemptPods]] = {}
+        """Attempts as they were asked for, until one of their pods changes."""
         self._nodes: dict[str, dict[str, JobKey]] = {}
         """Jobs of the pods on each node, by the pods' uids."""
 
-    def of(self, job: JobKey) -> Collection[PodView]:
+    def of(self, job: JobKey) -> JobPods:
         """Return the pods labelled with this job's name; some may be those of an earlier job of that name."""
-        return tuple(self._jobs.get(job, {}).values())
+        attempts = self._jobs.get(job, {})
+        known = self._arranged.setdefault(job, {}) if attempts else {}
+        for key, pods in attempts.items():
+            if key not in known:
+                known[key] = AttemptPods(pods.values())
+        return JobPods(dict(known))
 
     def jobs_on(self, node: str) -> set[JobKey]:
         """Return the jobs that have pods on a node."""
@@ -151,14 +159,28 @@ class Pods:
     def changed(self, before: PodView | None, now: PodView, gone: bool) -> None:
         """Note a change of a pod."""
         job, known = (now.namespace, now.job), before or now
-        if gone or (known.namespace, known.job, known.node) != (*job, now.node):
-            _drop(self._jobs, (known.namespace, known.job), now.uid)
+        if gone or (_place(known), known.node) != (_place(now), now.node):
+            self._remove(_place(known), now.uid)
             _drop(self._nodes, known.node, now.uid)
         if gone:
             return
-        self._jobs.setdefault(job, {})[now.uid] = now
+        self._jobs.setdefault(job, {}).setdefault(attempt_key(now), {})[now.uid] = now
+        self._arranged.get(job, {}).pop(attempt_key(now), None)
         if now.node is not None:
             self._nodes.setdefault(now.node, {})[now.uid] = job
+
+    def _remove(self, place: tuple[JobKey, AttemptKey], uid: str) -> None:
+        job, attempt = place
+        self._arranged.get(job, {}).pop(attempt, None)
+        if job in self._jobs:
+            _drop(self._jobs[job], attempt, uid)
+            if not self._jobs[job]:
+                del self._jobs[job]
+                self._arranged.pop(job, None)
+
+
+def _place(pod: PodView) -> tuple[JobKey, AttemptKey]:
+    return (pod.namespace, pod.job), attempt_key(pod)
 
 
 K = TypeVar("K")
@@ -169,21 +191,3 @@ def _drop(index: dict[K, dict[str, V]], key: K | None, uid: str) -> None:
         index[key].pop(uid, None)
         if not index[key]:
             del index[key]
-
-
-class Nodes:
-    """Nodes by name, kept by ``changed``, which a mirror calls."""
-
-    def __init__(self) -> None:
-        self._named: dict[str, NodeView] = {}
-
-    def named(self, names: Iterable[str]) -> Mapping[str, NodeView]:
-        """Return those of these nodes that are known."""
-        return {name: self._named[name] for name in names if name in self._named}
-
-    def changed(self, before: NodeView | None, now: NodeView, gone: bool) -> None:
-        """Note a change of a node."""
-        if gone:
-            self._named.pop(now.name, None)
-        else:
-            self._named[now.name] = now

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
 from fthsdp_operator.cluster import ClusterError
-from fthsdp_operator.informers.cache import Mirror, Nodes, Pods
+from fthsdp_operator.informers.cache import Mirror, Pods
 from fthsdp_operator.informers.informer import Informer, Source
+from fthsdp_operator.observed.known import JobPods, KnownNodes
 from fthsdp_operator.observed.observe import JobKey, NodeView, PodView, node_view, view
 
 __all__ = ["Listener", "Sight"]
@@ -35,7 +36,7 @@ class Sight:
         chance: Callable[[], float] = random.random,
     ) -> None:
         """``pods`` by namespace, or under ``EVERYWHERE`` those of all; ``chance`` returns numbers from 0 to 1."""
-        self._pods, self._nodes = Pods(), Nodes()
+        self._pods, self._nodes = Pods(), KnownNodes()
         self._tell: Listener = lambda job, gone, can_wait: None
         how = {"clock": clock, "chance": chance}
         self._followed = {
@@ -48,7 +49,7 @@ class Sight:
 
     # --- what there is ---
 
-    def pods(self, namespace: str, job: str) -> Collection[PodView]:
+    def pods(self, namespace: str, job: str) -> JobPods:
         """Return all pods labelled with the job's name; raises ClusterError while they are not known."""
         followed = self._of(namespace)
         if followed is None:
@@ -57,10 +58,10 @@ class Sight:
             raise ClusterError(f"the pods of namespace {namespace} are not known yet")
         return self._pods.of((namespace, job))
 
-    def nodes(self, names: Iterable[str]) -> Mapping[str, NodeView]:
-        """Return those of these nodes that are known."""
+    def nodes(self) -> Mapping[str, NodeView]:
+        """Return the nodes that are known, by name."""
         followed = self._nodes_followed
-        return self._nodes.named(names) if followed is not None and followed.known else {}
+        return self._nodes if followed is not None and followed.known else {}
 
     def put(self, pod: Manifest) -> None:
         """Take in a pod that the API server answered to a call of our own."""
@@ -109,7 +110,10 @@ class Sight:
             self._tell(job, now if gone else None, not gone and now.alive and not now.ended)
 
     def _node_changed(self, before: NodeView | None, now: NodeView, gone: bool) -> None:
-        self._nodes.changed(before, now, gone)
+        if gone:
+            self._nodes.drop(now.name)
+        else:
+            self._nodes.put(now)
         for job in sorted(self._pods.jobs_on(now.name)):
             self._tell(job, None, False)
 

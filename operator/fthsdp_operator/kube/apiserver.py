@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Collection as Group
 from typing import Any
 from urllib.parse import quote
@@ -20,6 +20,7 @@ from fthsdp_operator.kube.collection import Collection
 from fthsdp_operator.kube.coordinators import Coordinators
 from fthsdp_operator.kube.requests import Access, NotFound, Requests
 from fthsdp_operator.manifests.gang import GROUP_API, group_kind
+from fthsdp_operator.observed.known import JobPods
 from fthsdp_operator.observed.observe import NodeView, PodView, view
 from fthsdp_operator.rules.actions import Event
 
@@ -122,7 +123,7 @@ class KubernetesCluster:
             await self._coordinators.hang_up((namespace, name))
         return job
 
-    def known_pods(self, namespace: str, job: str) -> Group[PodView]:
+    def known_pods(self, namespace: str, job: str) -> JobPods:
         """Return all pods labelled with the job's name, as far as they are known; raises ClusterError before that."""
         return self._sight.pods(namespace, job)
 
@@ -134,9 +135,9 @@ class KubernetesCluster:
             self._sight.put(pod)
         return [seen for seen in map(view, pods) if seen is not None]
 
-    def nodes(self, names: Iterable[str]) -> Mapping[str, NodeView]:
-        """Return those of these nodes that are known: none where the operator may not see nodes."""
-        return self._sight.nodes(names)
+    def nodes(self) -> Mapping[str, NodeView]:
+        """Return the nodes that are known, by name: none where the operator may not see nodes."""
+        return self._sight.nodes()
 
     async def get(self, kind: str, namespace: str, name: str) -> Manifest | None:
         """Return an object as it is now, or None."""
@@ -222,8 +223,8 @@ class KubernetesCluster:
 
     def _address(self, job: Job) -> str:
         name = coordinator_name(job.name)
-        pods = (pod for pod in self.known_pods(job.namespace, job.name) if pod.job_uid == job.metadata.uid)
-        return next((pod.address for pod in pods if pod.name == name), "")
+        pods = self.known_pods(job.namespace, job.name).replica(None)
+        return next((pod.address for pod in pods if pod.name == name and pod.job_uid == job.metadata.uid), "")
 
     # --- events ---
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fthsdp.coordinator.client import OperatorClient
@@ -68,7 +68,7 @@ class LocalCluster:
         """Return the same: nothing here is ever late."""
         return self.known_pods(namespace, job)
 
-    def nodes(self, names: Iterable[str]) -> Mapping[str, NodeView]:
+    def nodes(self) -> Mapping[str, NodeView]:
         """Return nothing: there is one machine, and whoever asks runs on it."""
         return {}
 

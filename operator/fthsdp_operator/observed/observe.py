@@ -6,7 +6,7 @@ those *last words* are pods as they were seen last, and they only ever add an ex
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from sys import intern
@@ -38,6 +38,7 @@ from fthsdp_operator.observed.containers import (
     seconds,
     still_runs,
 )
+from fthsdp_operator.observed.known import AttemptPods, JobPods, KnownNodes, NodeKind
 
 __all__ = [
     "Exit",
@@ -152,12 +153,17 @@ class NodeView:
     conditions: frozenset[tuple[str, str]] = frozenset()
     """Type and status of each condition in its status."""
 
+    @property
+    def kind(self) -> NodeKind:
+        """What it is judged by."""
+        return NodeKind(self.unschedulable, self.conditions, self.taints)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
     """Everything outside the job's own object that a plan depends on."""
 
-    pods: tuple[PodView, ...] = ()
+    pods: Collection[PodView] = ()
     """Pods of this job: not those of an earlier job of the same name."""
     support: frozenset[Name] = frozenset()
     """The other objects of the job that exist."""
@@ -165,8 +171,8 @@ class Observed:
     """Those whose names are taken by objects that are not the job's: an earlier job's that are on their way out, or a
     user's."""
     nodes: Mapping[str, NodeView] = field(default_factory=dict)
-    """By name: the nodes on which these pods are. Those of which nothing is known are not here: they are gone, or the
-    operator may not look at nodes, and then it is empty."""
+    """By name: the nodes of the cluster. Those of which nothing is known are not here: they are gone, or the operator
+    may not look at nodes, and then it is empty."""
     coordinator: Status | None = None
     """What the coordinator says; None when it did not answer."""
     last_words: Mapping[str, PodView]
@@ -181,25 +187,34 @@ class Observed:
     _index: _Index = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_index", _index(self.pods, self.coordinator))
+        object.__setattr__(self, "_index", _index(self.pods, self.nodes, self.coordinator))
 
     @property
     def coordinator_pod(self) -> PodView | None:
         """The coordinator's pod."""
-        return next(iter(self._index.pods.get(None, ())), None)
+        return next(iter(self._index.pods.replica(None)), None)
 
     @property
     def trainers(self) -> tuple[PodView, ...]:
         """All training pods, of every attempt."""
-        return self._index.trainers
+        return tuple(self._index.pods.of_replicas())
+
+    @property
+    def kinds_of_nodes(self) -> Mapping[NodeKind, Collection[str]]:
+        """Names of the known nodes, by what they are judged by."""
+        return self._index.nodes.kinds
 
     def pods_of(self, replica: int) -> tuple[PodView, ...]:
         """Pods of every attempt of one replica."""
-        return self._index.pods.get(replica, ())
+        return self._index.pods.replica(replica)
 
-    def group(self, replica: int, attempt: int) -> tuple[PodView, ...]:
+    def older(self, replica: int, attempt: int) -> Iterator[PodView]:
+        """Pods of the attempts of one replica before this one."""
+        return self._index.pods.older(replica, attempt)
+
+    def group(self, replica: int, attempt: int) -> AttemptPods:
         """Pods of one attempt of one replica."""
-        return tuple(pod for pod in self.pods_of(replica) if pod.attempt == attempt)
+        return self._index.pods.attempt(replica, attempt)
 
     def member(self, replica: int, attempt: int) -> MemberStatus | None:
         """What the coordinator says of this attempt of a replica."""
@@ -207,30 +222,24 @@ class Observed:
 
     def last_seen(self, name: str) -> PodView | None:
         """A pod as it is now, or as it was seen last."""
-        return self._index.names.get(name) or self.last_words.get(name)
+        return self._index.pods.named(name) or self.last_words.get(name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Index:
     """Where to find what: a plan asks for each of hundreds of replicas, of thousands of pods."""
 
-    pods: Mapping[int | None, tuple[PodView, ...]]
-    """By replica; the coordinator's under None."""
-    trainers: tuple[PodView, ...]
-    names: Mapping[str, PodView]
+    pods: JobPods
+    nodes: KnownNodes
     members: Mapping[tuple[int, int], MemberStatus]
     """By replica and attempt."""
 
 
-def _index(pods: tuple[PodView, ...], coordinator: Status | None) -> _Index:
-    by_replica: dict[int | None, list[PodView]] = {}
-    for pod in pods:
-        by_replica.setdefault(pod.replica if pod.role is Role.TRAINER else None, []).append(pod)
+def _index(pods: Collection[PodView], nodes: Mapping[str, NodeView], coordinator: Status | None) -> _Index:
     members = coordinator.replicas if coordinator is not None else ()
     return _Index(
-        pods={replica: tuple(its) for replica, its in by_replica.items()},
-        trainers=tuple(pod for pod in pods if pod.role is Role.TRAINER),
-        names={pod.name: pod for pod in reversed(pods)},
+        pods=JobPods.of(pods),
+        nodes=nodes if isinstance(nodes, KnownNodes) else KnownNodes(nodes.values()),
         members={(member.replica, member.attempt): member for member in reversed(members)},
     )
 
@@ -252,7 +261,7 @@ def observe(
     ``support``: the other objects that exist, and whether each is the job's own.
     """
     return Observed(
-        pods=as_restarted(job, (pod for pod in pods if pod.job_uid == job.metadata.uid)),
+        pods=as_restarted(job, JobPods.of(pods).of_job(job.metadata.uid)),
         last_words={pod.name: pod for pod in last_words if pod.job_uid == job.metadata.uid},
         support=frozenset(support),
         foreign=frozenset(name for name, ours in support.items() if not ours),
@@ -270,13 +279,16 @@ def owned(job: Job, manifest: Manifest) -> bool:
     return any(owner.get("uid", "") == job.metadata.uid for owner in owners)
 
 
-def as_restarted(job: Job, pods: Iterable[PodView]) -> tuple[PodView, ...]:
+def as_restarted(job: Job, pods: Iterable[PodView]) -> JobPods:
     """Pods of a replica that was restarted in place are of the attempt that the status names, whatever their label is.
 
     The status is written before the labels are: an operator that died in between has restarted it all the same.
     """
     stayed = {entry.index: entry for entry in job.status.replica_statuses if entry.pods_attempt is not None}
-    return tuple(_as_restarted(job, pod, stayed[pod.replica]) if pod.replica in stayed else pod for pod in pods)
+    known = JobPods.of(pods)
+    if not any(replica in stayed and attempt < stayed[replica].attempt for replica, attempt in known.attempts):
+        return known
+    return JobPods.of(_as_restarted(job, pod, stayed[pod.replica]) if pod.replica in stayed else pod for pod in known)
 
 
 def _as_restarted(job: Job, pod: PodView, entry: ReplicaStatus) -> PodView:

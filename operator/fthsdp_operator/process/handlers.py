@@ -1,9 +1,9 @@
 """The operator as a process: watches wake, a queue remembers, workers reconcile. The only module that imports kopf.
 
-kopf watches jobs, and what it says of one only wakes: a worker then asks the API server. kopf's other kinds of handlers
-would put finalizers and annotations on objects; ``on.event`` leaves nothing. Pods and nodes are followed by ``sight``,
-since after a gap kopf tells what is there, and nothing of what was deleted meanwhile: a pod that nobody reports as
-deleted is a replica that nobody restarts.
+kopf watches jobs, and what it says of one only wakes: if it speaks of another version than the one that is known, a
+worker then asks the API server. kopf's other kinds of handlers would put finalizers and annotations on objects;
+``on.event`` leaves nothing. Pods and nodes are followed by ``sight``, since after a gap kopf tells what is there, and
+nothing of what was deleted meanwhile: a pod that nobody reports as deleted is a replica that nobody restarts.
 """
 
 from __future__ import annotations
@@ -50,6 +50,9 @@ FIRST_SIGHT = 30.0
 TOGETHER = 0.25
 """Seconds for which changes that nobody hurries for are gathered: of a group of a thousand pods that start, each tells
 several times, and one look is enough for all that came meanwhile."""
+TWICE_IN = 0.2
+"""Seconds within which a job is looked at twice at most: what happens to it is looked at at once, and of a thousand
+pods that go, which each tell of it, not each by itself."""
 LEAST_WAIT = 0.05
 """Seconds between two looks at a job that wants to be looked at again at once."""
 
@@ -63,7 +66,7 @@ class Reconciler:
         self._cluster = cluster
         self._clock = clock
         self._metrics = metrics or Metrics()
-        self.queue: WorkQueue[JobKey] = WorkQueue(waited=self._metrics.queue_wait.observe)
+        self.queue: WorkQueue[JobKey] = WorkQueue(twice_in=TWICE_IN, waited=self._metrics.queue_wait.observe)
         """Jobs that are to be looked at."""
         self._generations: dict[str, int | None] = {}
         self._last_words: dict[JobKey, dict[str, PodView]] = {}
@@ -73,6 +76,7 @@ class Reconciler:
 
     def job_event(self, job: Mapping[str, Any], *, kind: str | None) -> None:
         """Note a change of a job; what only changed its status was written by us."""
+        self._memory.told(job)
         metadata = job["metadata"]
         uid, generation = metadata["uid"], metadata.get("generation")
         if kind == "DELETED":

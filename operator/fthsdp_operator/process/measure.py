@@ -179,8 +179,7 @@ def _begin(before: Recovery | None, observed: Observed, entry: ReplicaStatus, no
 
 
 def _evicted(observed: Observed, entry: ReplicaStatus) -> bool:
-    old = (pod for pod in observed.pods_of(entry.index) if pod.attempt < entry.attempt)
-    return all(pod.deleted is not None or pod.over for pod in old)
+    return all(pod.deleted is not None or pod.over for pod in observed.older(entry.index, entry.attempt))
 
 
 def _advance(

@@ -69,8 +69,7 @@ def _over(observed: Observed, entry: ReplicaStatus) -> _Found | None:
 
 def _held(observed: Observed, entry: ReplicaStatus, now: float) -> _Found | None:
     """Once a pod runs, a container of it that waits is the kubelet's business: it restarts sidecars."""
-    pods = sorted(observed.group(entry.index, entry.attempt), key=lambda pod: pod.index)
-    pods = [pod for pod in pods if pod.alive and pod.phase == "Pending"]
+    pods = observed.group(entry.index, entry.attempt).pending
     held = [(pod, pod.hold) for pod in pods if pod.hold is not None]
     held += [(pod, _FORGOTTEN) for pod in pods if _is_forgotten(pod, now)]
     return next(((pod, _name(hold.reason), f"{pod.name}: {hold.message}") for pod, hold in held), None)
@@ -95,7 +94,7 @@ def _unknown(job: Job, observed: Observed, entry: ReplicaStatus) -> _Found | Non
     known = observed.coordinator
     if known is None or known.finished:
         return None
-    if len(pods) < job.spec.pods_per_replica or not all(pod.alive and pod.phase == "Running" for pod in pods):
+    if len(pods) < job.spec.pods_per_replica or not pods.all_run:
         return None
     leader = min(pods, key=lambda pod: pod.index)
     return leader, _NOT_JOINED, "all its pods run, and the coordinator has not heard of it"

@@ -52,7 +52,7 @@ def judged(job: Job, observed: Observed, entry: ReplicaStatus, failure: Failure)
     if entry.pods_attempt is None or entry.state is not ReplicaState.STARTING or not built_in:
         return failure
     pods = observed.group(entry.index, entry.attempt)
-    if len(pods) == job.spec.pods_per_replica and all(pod.alive and pod.phase == "Running" for pod in pods):
+    if len(pods) == job.spec.pods_per_replica and pods.all_run:
         return failure
     return failure.model_copy(update={"action": RuleAction.RESTART_REPLICA_FREE})
 
@@ -67,4 +67,6 @@ def labels(pods: Iterable[PodView], attempt: int) -> tuple[Label, ...]:
 
 def labels_to_set(observed: Observed, entry: ReplicaStatus) -> tuple[Label, ...]:
     """Tell those pods of a replica that was restarted in place which have not been told so far."""
+    if entry.pods_attempt is None:
+        return ()
     return labels((pod for pod in observed.group(entry.index, entry.attempt) if pod.label is not None), entry.attempt)

@@ -25,6 +25,7 @@ from fthsdp_operator.api import (
     ReplicaStatus,
     RuleAction,
 )
+from fthsdp_operator.observed.known import NodeKind
 from fthsdp_operator.observed.observe import NodeView, Observed, PodView
 from fthsdp_operator.rules import failure_rules, policy, run
 from fthsdp_operator.rules.actions import Delete, Event, by_force
@@ -152,10 +153,11 @@ Wish = tuple[ReplicaStatus, Failure]
 
 def wishes(job: Job, observed: Observed, entries: Iterable[ReplicaStatus], now: float) -> list[Wish]:
     """Return all of these, those on ill nodes before those on nodes that are only cordoned."""
-    if not observed.nodes:
-        return []
-    illnesses = _Illnesses(job)
-    found = [(entry, _wish(job, observed, entry, illnesses, now)) for entry in entries]
+    illnesses, bad = _Illnesses(job), set[str]()
+    for kind, names in observed.kinds_of_nodes.items():
+        if illnesses.of(kind) or _is_left(job, kind):
+            bad.update(names)
+    found = [(entry, _wish(job, observed, entry, illnesses, bad, now)) for entry in entries] if bad else []
     wished = [(entry, failure) for entry, failure in found if failure is not None]
     return sorted(wished, key=lambda wish: wish[1].reason != "NodeUnhealthy")
 
@@ -202,20 +204,27 @@ def _keeps_the_minimum(job: Job, observed: Observed, mover: ReplicaStatus, ready
     return run.knows_who_trains(job, observed) and len(set(ready) - {mover.index}) >= job.spec.min_replicas
 
 
-def _wish(job: Job, observed: Observed, entry: ReplicaStatus, illnesses: _Illnesses, now: float) -> Failure | None:
-    if entry.state not in _MOVES:
+def _wish(
+    job: Job, observed: Observed, entry: ReplicaStatus, illnesses: _Illnesses, bad: set[str], now: float
+) -> Failure | None:
+    pods = observed.group(entry.index, entry.attempt)
+    if entry.state not in _MOVES or bad.isdisjoint(pods.nodes):
         return None
-    for pod in observed.group(entry.index, entry.attempt):
+    for pod in pods:
         node = observed.nodes.get(pod.node or "")
-        if node is None or not pod.alive:
+        if node is None or not pod.alive or node.name not in bad:
             continue
-        ill = illnesses.of(node)
+        ill = illnesses.of(node.kind)
         if ill and not _had_no_choice(job, entry, pod, "NodeUnhealthy", now):
             return _failure(job, pod, entry, "NodeUnhealthy", f"node {node.name} has {ill}", now)
-        cordoned = node.unschedulable and job.spec.node_policy.on_cordon is OnCordon.MIGRATE
-        if cordoned and not _had_no_choice(job, entry, pod, "NodeCordoned", now):
+        if _is_left(job, node.kind) and not _had_no_choice(job, entry, pod, "NodeCordoned", now):
             return _failure(job, pod, entry, "NodeCordoned", f"node {node.name} is cordoned", now)
     return None
+
+
+def _is_left(job: Job, kind: NodeKind) -> bool:
+    """Whether nodes of this kind are cordoned, and to be left for that."""
+    return kind.cordoned and job.spec.node_policy.on_cordon is OnCordon.MIGRATE
 
 
 class _Illnesses:
@@ -223,20 +232,19 @@ class _Illnesses:
 
     def __init__(self, job: Job) -> None:
         self._rules = job.spec.node_policy
-        self._known: dict[object, str] = {}
+        self._known: dict[NodeKind, str] = {}
 
-    def of(self, node: NodeView) -> str:
+    def of(self, kind: NodeKind) -> str:
         """Say which condition or taint says that a node is ill; empty when none does."""
-        key = node.conditions, node.taints
-        if key not in self._known:
-            self._known[key] = self._illness(node)
-        return self._known[key]
+        if kind not in self._known:
+            self._known[kind] = self._illness(kind)
+        return self._known[kind]
 
-    def _illness(self, node: NodeView) -> str:
-        for condition in sorted(node.conditions):
+    def _illness(self, kind: NodeKind) -> str:
+        for condition in sorted(kind.conditions):
             if any(one.matches(condition) for one in self._rules.unhealthy_conditions):
                 return f"the condition {condition[0]}={condition[1]}"
-        ill = (key for key, *_ in sorted(node.taints) if self._rules.taint_matches(key))
+        ill = (key for key, *_ in sorted(kind.taints) if self._rules.taint_matches(key))
         return next((f"the taint {key}" for key in ill), "")
 
 

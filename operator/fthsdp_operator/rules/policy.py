@@ -26,6 +26,7 @@ from fthsdp_operator.api import (
     RuleAction,
     pod_name,
 )
+from fthsdp_operator.observed.known import AttemptPods
 from fthsdp_operator.observed.observe import Observed, PodView
 from fthsdp_operator.rules import failure_rules
 
@@ -88,7 +89,8 @@ def failure_of(job: Job, observed: Observed, entry: ReplicaStatus, now: float, *
     that went first is named: the others usually fall because of it.
     """
     pods = observed.group(entry.index, entry.attempt)
-    failed = [pod for pod in pods if pod.deleted is not None or pod.phase == "Failed" or _left_alone(pod, entry, now)]
+    failed = [pod for pod in pods.leaving if pod.phase != "Succeeded" or pod.deleted is not None]
+    failed += [pod for pod in pods.leaving if pod.deleted is None and _left_alone(pod, entry, now)]
     missing = _missing(job, entry, pods) if complete else []
     causes = [_failure(pod, now) for pod in failed] + [_gone(name, observed, now) for name in missing]
     verdict = _verdict(job, observed, entry, now)
@@ -146,13 +148,9 @@ def _left_alone(pod: PodView, entry: ReplicaStatus, now: float) -> bool:
     return pod.phase == "Succeeded" and since is not None and now - since >= EARLY_EXIT_GRACE
 
 
-def _missing(job: Job, entry: ReplicaStatus, pods: Sequence[PodView]) -> list[str]:
-    there = {pod.index for pod in pods}
-    return [
-        pod_name(job.name, entry.index, entry.named_after, index)
-        for index in range(job.spec.pods_per_replica)
-        if index not in there
-    ]
+def _missing(job: Job, entry: ReplicaStatus, pods: AttemptPods) -> list[str]:
+    missing = pods.missing(job.spec.pods_per_replica)
+    return [pod_name(job.name, entry.index, entry.named_after, index) for index in missing]
 
 
 def _failure(pod: PodView, now: float) -> tuple[_Order, Failure]:

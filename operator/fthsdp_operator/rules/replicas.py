@@ -190,7 +190,7 @@ def _group(job: Job, observed: Observed, entry: ReplicaStatus, now: float, *, ov
 
 def _older(job: Job, observed: Observed, entry: ReplicaStatus) -> Iterator[PodView]:
     """Yield the pods of earlier attempts, but for those whose logs tell how the last of them failed."""
-    older = [pod for pod in observed.pods_of(entry.index) if pod.attempt < entry.attempt]
+    older = list(observed.older(entry.index, entry.attempt))
     failed = sorted({pod.attempt for pod in older if pod.phase == "Failed" and pod.deleted is None})
     kept = failed[len(failed) - min(job.spec.retain_failed_pods, len(failed)) :]
     yield from (pod for pod in older if not (pod.over and pod.attempt in kept))
@@ -222,10 +222,10 @@ def _growing(
     job: Job, observed: Observed, entry: ReplicaStatus, stale: tuple[Delete, ...], now: float, *, over: bool
 ) -> Group:
     """A replica that nothing is wrong with: create what is missing, or see how far it got."""
-    there = {pod.index for pod in observed.group(entry.index, entry.attempt)}
-    missing = [index for index in range(job.spec.pods_per_replica) if index not in there]
+    there = observed.group(entry.index, entry.attempt)
+    missing = there.missing(job.spec.pods_per_replica)
     state = ReplicaState.PENDING if missing else _progress(job, observed, entry)
-    exited = any(pod.phase == "Succeeded" for pod in observed.group(entry.index, entry.attempt))
+    exited = any(pod.phase == "Succeeded" for pod in there.leaving)
     after = entry.model_copy(
         update={
             "state": state,
@@ -235,10 +235,8 @@ def _growing(
             "waiting": deadlines.waiting(job, observed, entry, now, over=over),
         }
     )
-    creates = tuple(
-        Create(manifest=render.training_pod(job, replica=entry.index, attempt=entry.attempt, index=index))
-        for index in missing
-    )
+    pods = render.training_pods(job, replica=entry.index, attempt=entry.attempt, indices=missing) if missing else ()
+    creates = tuple(Create(manifest=pod) for pod in pods)
     labels = in_place.labels_to_set(observed, after)
     return Group(entry=after, actions=(*stale, *labels, *creates), events=_news(entry, after))
 

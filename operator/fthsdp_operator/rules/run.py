@@ -85,8 +85,8 @@ def trains(observed: Observed, entries: tuple[ReplicaStatus, ...]) -> bool:
 
 def exited_well(job: Job, observed: Observed, entry: ReplicaStatus) -> bool:
     """All pods exited with 0. A replica that was asked to leave does so too, but one of its pods is being deleted."""
-    pods = observed.group(entry.index, entry.attempt)
-    good = [pod for pod in pods if pod.phase == "Succeeded" and pod.deleted is None]
+    ended = observed.group(entry.index, entry.attempt).leaving
+    good = [pod for pod in ended if pod.phase == "Succeeded" and pod.deleted is None]
     return len(good) == job.spec.pods_per_replica
 
 

@@ -160,7 +160,7 @@ def test_an_operator_of_all_namespaces_sees_nodes_and_one_of_a_few_gets_that_rig
         following = asyncio.create_task(sight.follow())
         try:
             await asyncio.wait_for(sight.settled(), 30)
-            return sight.nodes([name, "another"])
+            return dict(sight.nodes())
         finally:
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
@@ -170,7 +170,6 @@ def test_an_operator_of_all_namespaces_sees_nodes_and_one_of_a_few_gets_that_rig
         seen = asyncio.run(nodes())
     finally:
         story.kubectl("delete", f"node/{name}", f"clusterrole/{name}", f"clusterrolebinding/{name}")
-    assert list(seen) == [name]
     assert seen[name].unschedulable
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -55,7 +55,7 @@ class Operator:
         self.saw: frozenset[str] = frozenset()
         """UIDs of the pods for which it was made."""
         self.knows_whole: frozenset[tuple[str, int, int]] = frozenset()
-        """Attempts all of whose pods had been seen when it last read the job: UID of the job, replica and attempt."""
+        """Attempts all of whose pods had been seen when it last read or wrote the job: its UID, replica and attempt."""
         self.looks: list[float] = []
         """Times of its newest plans."""
         self.world = world
@@ -142,9 +142,8 @@ class Operator:
             self._sight.put(pod)
         return [seen for seen in map(view, pods) if seen is not None]
 
-    def nodes(self, names: Iterable[str]) -> Mapping[str, NodeView]:
-        known = self.world.nodes.all
-        return {name: known[name].view() for name in names if name in known}
+    def nodes(self) -> Mapping[str, NodeView]:
+        return {name: node.view() for name, node in self.world.nodes.all.items()}
 
     async def get(self, kind: str, namespace: str, name: str) -> Manifest | None:
         found = await self._call(lambda: self.world.server.get(kind, name))
@@ -203,6 +202,7 @@ class Operator:
                 self.world.note(f"{self.name} comes too late with its status")
                 raise
             self.world.checks.writes_status(self, before or {}, after)
+            self.knows_whole = self.world.checks.whole()
             return after
 
         return await self._call(act, writes=True)

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from fthsdp_operator.api import ATTEMPT_LABEL, JOB_LABEL, JOB_UID_LABEL, POD_INDEX_LABEL, REPLICA_LABEL, ROLE_LABEL
-from fthsdp_operator.informers.cache import Mirror, Nodes, Pods
+from fthsdp_operator.informers.cache import Mirror, Pods
+from fthsdp_operator.observed.known import KnownNodes
 from fthsdp_operator.observed.observe import JobKey, NodeView, PodView, view
 
 Object = dict[str, Any]
@@ -193,11 +194,47 @@ def test_who_has_pods_on_a_node_is_known_as_long_as_they_are_there() -> None:
 
 
 def test_nodes_are_found_by_name_until_they_are_gone() -> None:
-    nodes, seven = Nodes(), NodeView(name="node-7", ready="True")
-    nodes.changed(None, seven, False)
-    assert nodes.named(["node-7", "node-8"]) == {"node-7": seven}
-    nodes.changed(seven, seven, True)
-    assert nodes.named(["node-7"]) == {}
+    seven = NodeView(name="node-7", ready="True")
+    nodes = KnownNodes([seven])
+    assert nodes == {"node-7": seven}
+    nodes.drop("node-7")
+    nodes.drop("node-8")
+    assert nodes == {}
+
+
+def test_nodes_of_one_kind_are_found_together_as_they_are_now() -> None:
+    nodes = KnownNodes(NodeView(name=f"node-{number}", ready="True") for number in range(3))
+    plain, cordoned = nodes["node-0"].kind, nodes["node-0"].kind._replace(cordoned=True)
+    assert nodes.kinds == {plain: {"node-0", "node-1", "node-2"}}
+    nodes.put(NodeView(name="node-1", ready="True", unschedulable=True))
+    assert nodes.kinds == {plain: {"node-0", "node-2"}, cordoned: {"node-1"}}
+    nodes.drop("node-1")
+    assert nodes.kinds == {plain: {"node-0", "node-2"}}
+
+
+def test_what_was_worked_out_of_an_attempt_stays_until_one_of_its_pods_changes() -> None:
+    cache = Cache(pod("a", 1), pod("b", 2), pod("c", 3, job="gpt"), version=3)
+    before = cache.index.of(LLAMA).attempt(0, 0)
+    assert [it.uid for it in before.pending] == ["a", "b"]
+    cache.mirror.hear("MODIFIED", pod("c", 4, job="gpt", phase="Running"))
+    assert cache.index.of(LLAMA).attempt(0, 0) is before
+    cache.mirror.hear("MODIFIED", pod("a", 5, phase="Running"))
+    assert [it.uid for it in cache.index.of(LLAMA).attempt(0, 0).pending] == ["b"]
+    cache.mirror.hear("DELETED", pod("b", 6))
+    assert cache.index.of(LLAMA).attempt(0, 0).pending == ()
+    cache.mirror.hear("DELETED", pod("a", 7))
+    assert list(cache.index.of(LLAMA)) == []
+
+
+def test_a_pod_that_gets_another_attempt_leaves_the_one_before() -> None:
+    cache = Cache(pod("a", 1), pod("b", 2), version=2)
+    before = cache.index.of(LLAMA)
+    moved = pod("a", 3)
+    moved["metadata"]["labels"][ATTEMPT_LABEL] = "1"
+    cache.mirror.hear("MODIFIED", moved)
+    now = cache.index.of(LLAMA)
+    assert ([it.uid for it in now.attempt(0, 0)], [it.uid for it in now.attempt(0, 1)]) == (["b"], ["a"])
+    assert [it.uid for it in before.attempt(0, 0)] == ["a", "b"]  # who has asked before keeps what was there
 
 
 def test_thousands_of_pods_cost_less_than_a_kilobyte_each() -> None:

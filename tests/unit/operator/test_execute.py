@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 from tests.unit.operator.world import NAME, NAMESPACE, World, manifest
 
-from fthsdp_operator.api import JOB_UID_LABEL, KIND
+from fthsdp_operator.api import JOB_UID_LABEL, KIND, ReplicaState
 from fthsdp_operator.cluster import ClusterError, Conflict, Manifest
-from fthsdp_operator.execute import Memory, reconcile
+from fthsdp_operator.execute import GLANCE, JOB_KNOWN, Memory, reconcile
 from fthsdp_operator.observed.observe import PodView
 
 
@@ -217,11 +217,11 @@ def test_what_pods_lean_on_is_looked_for_again_after_some_minutes_and_when_a_cal
 
         assert "Service" in await questions()
         assert "Service" in await questions()  # it was not there before
-        assert await questions() == [KIND]
+        assert await questions() == []
         world.now += 301
         assert "Service" in await questions()
         world.vanish(NAME, kind="Service")
-        assert await questions() == [KIND]
+        assert await questions() == []
         world.quota = 0
         world.vanish("r2-a0-1")
         world.kubelets_start_everything()
@@ -234,6 +234,186 @@ def test_what_pods_lean_on_is_looked_for_again_after_some_minutes_and_when_a_cal
     asyncio.run(story())
 
 
+# --- while thousands of pods are created ------------------------------------------------------------------------------
+
+
+class Slow(World):
+    """A world in which it takes long to create pods, and something happens when half of them are there."""
+
+    def __init__(self, happens: Callable[[World, Memory], None]) -> None:
+        super().__init__(manifest(podsPerReplica=200))
+        self.memory = Memory()
+        self._happens = happens
+
+    async def create(self, manifest: Mapping[str, Any]) -> Manifest:
+        made = await super().create(manifest)
+        if len(self.pods) == 300 and self.pod("r1-a0-99") is made:
+            self._happens(self, self.memory)
+        await asyncio.sleep(GLANCE / 4)
+        return made
+
+
+def a_pod_exits(world: World, memory: Memory) -> None:
+    world.exits("r0-a0-0", 1)
+
+
+def a_pod_is_deleted(world: World, memory: Memory) -> None:
+    world.vanish("r0-a0-0")
+
+
+def the_coordinator_is_lost(world: World, memory: Memory) -> None:
+    world.vanish("coordinator")
+
+
+def the_user_suspends_the_job(world: World, memory: Memory) -> None:
+    world.user_changes(suspend=True)
+    memory.told(world.objects[KIND, NAME])
+
+
+def nothing(world: World, memory: Memory) -> None:
+    """All goes as planned."""
+
+
+@pytest.mark.parametrize(
+    ("happens", "goes_on"),
+    [
+        (a_pod_exits, False),
+        (a_pod_is_deleted, False),
+        (the_coordinator_is_lost, False),
+        (the_user_suspends_the_job, False),
+        (nothing, True),
+    ],
+)
+def test_what_happens_while_pods_are_created_does_not_wait_until_all_are(
+    happens: Callable[[World, Memory], None], goes_on: bool
+) -> None:
+    async def story() -> None:
+        world = Slow(happens)
+        wait = await reconcile(world, NAMESPACE, NAME, world.now, memory=world.memory)
+        assert (wait > 0) is goes_on
+        assert (len(world.pods) == 600) is goes_on
+
+    asyncio.run(story())
+
+
+# --- a job is not read anew for every look ----------------------------------------------------------------------------
+
+
+class Read(World):
+    """A world that counts how often the job is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads = 0
+        self.memory = Memory()
+
+    async def get_job(self, namespace: str, name: str) -> Manifest | None:
+        self.reads += 1
+        return await super().get_job(namespace, name)
+
+    async def looks(self, times: int = 1) -> int:
+        """Look so often, and return how often the job was read for that."""
+        before = self.reads
+        for _ in range(times):
+            await reconcile(self, NAMESPACE, NAME, self.now, memory=self.memory, last_words=self.last_words)
+        return self.reads - before
+
+
+def test_a_job_is_read_once_for_many_looks_but_not_for_ever() -> None:
+    async def story() -> None:
+        world = Read()
+        assert await world.looks(5) == 1
+        assert [entry.state for entry in world.job.status.replica_statuses] == [ReplicaState.STARTING] * 3
+        world.exits("r2-a0-1", 1)
+        assert await world.looks(5) == 0
+        assert world.job.status.restarts == 1
+        world.now += JOB_KNOWN
+        assert await world.looks(5) == 1
+
+    asyncio.run(story())
+
+
+def test_a_job_is_read_anew_when_the_watch_tells_of_another_version() -> None:
+    async def story() -> None:
+        world = Read()
+        await world.looks()
+        world.memory.told(world.objects[KIND, NAME])
+        assert await world.looks() == 0  # it is the one that we have written
+        world.user_changes(suspend=True)
+        world.memory.told(world.objects[KIND, NAME])
+        assert await world.looks() == 1
+        assert world.pods == {}
+
+    asyncio.run(story())
+
+
+def test_an_answer_that_is_older_than_what_the_watch_told_is_not_relied_on() -> None:
+    class Overtaken(Read):
+        async def patch_status(self, *some: Any, **options: Any) -> Manifest:
+            answer = await super().patch_status(*some, **options)
+            self.user_changes(suspend=True)
+            self.memory.told(self.objects[KIND, NAME])
+            return answer
+
+    async def story() -> None:
+        world = Overtaken()
+        await world.looks()
+        assert await world.looks() == 1
+
+    asyncio.run(story())
+
+
+def test_a_job_that_was_changed_and_that_nobody_told_us_of_is_read_anew_and_nothing_done_for_the_old_one() -> None:
+    async def story() -> None:
+        world = Read()
+        await world.looks(2)
+        world.kubelets_start_everything()
+        await world.looks(2)
+        world.user_changes(replicas=4)
+        world.exits("r2-a0-1", 1)
+        world.writes.clear()
+        assert await world.looks() == 0
+        assert world.writes == ["status"]  # which was refused
+        assert await world.looks() == 1
+        assert world.job.status.restarts == 1
+
+    asyncio.run(story())
+
+
+def test_after_a_call_that_failed_a_job_is_read_anew() -> None:
+    class Broken(Read):
+        fails = False
+
+        async def create(self, manifest: Mapping[str, Any]) -> Manifest:
+            if self.fails:
+                raise ClusterError("503")
+            return await super().create(manifest)
+
+    async def story() -> None:
+        world = Broken()
+        world.fails = True
+        with pytest.raises(ClusterError):
+            await world.looks()
+        world.fails = False
+        assert await world.looks() == 1
+
+    asyncio.run(story())
+
+
+def test_a_job_that_is_gone_is_forgotten_and_one_of_its_name_read() -> None:
+    async def story() -> None:
+        world = Read()
+        await world.looks()
+        there = world.objects.pop((KIND, NAME))
+        world.memory.told({"metadata": there["metadata"] | {"resourceVersion": "1000"}})
+        assert await world.looks() == 1
+        world.objects[KIND, NAME] = manifest()  # whose versions are small here
+        assert await world.looks() == 1
+        assert await world.looks() == 0
+
+    asyncio.run(story())
+
+
 def test_what_is_known_of_a_job_is_not_taken_for_that_of_the_next_one_of_its_name() -> None:
     memory, names = Memory(), frozenset({("Service", NAME)})
     job = World().job
@@ -242,7 +422,7 @@ def test_what_is_known_of_a_job_is_not_taken_for_that_of_the_next_one_of_its_nam
     assert memory.knows(job, names, 1.0)
     assert not memory.knows(other, names, 1.0)
     assert not memory.knows(job, names | {("Secret", NAME)}, 1.0)
-    memory.forget(NAMESPACE, NAME)
+    memory.forget((NAMESPACE, NAME))
     assert not memory.knows(job, names, 1.0)
 
 

@@ -324,7 +324,7 @@ def test_a_node_wakes_the_jobs_that_have_pods_on_it_and_its_heartbeats_nobody() 
             it.nodes.write("MODIFIED", node(3, "Unknown"))
             await asyncio.sleep(1)
             assert it.told == ["llama"]
-            assert it.sight.nodes(["node-7", "node-8"])["node-7"].ready == "Unknown"
+            assert it.sight.nodes()["node-7"].ready == "Unknown"
 
     story(play)
 
@@ -338,16 +338,16 @@ def test_without_the_right_to_nodes_none_is_known_and_a_right_that_is_granted_la
             it.nodes.write("ADDED", node(1, "True"))
             it.nodes.cut()
             await asyncio.sleep(600)
-            assert it.sight.nodes(["node-7"]) == {}
+            assert it.sight.nodes() == {}
             assert it.shown() == {"a": "Pending"}
             assert it.sight.age() < 2 * informer.FORBIDDEN_RETRY
             it.nodes.forbidden = False
             await asyncio.sleep(2 * informer.FORBIDDEN_RETRY)
-            assert it.sight.nodes(["node-7"])["node-7"].ready == "True"
+            assert it.sight.nodes()["node-7"].ready == "True"
             it.nodes.forbidden = True
             it.nodes.cut()
             await asyncio.sleep(60)
-            assert it.sight.nodes(["node-7"]) == {}
+            assert it.sight.nodes() == {}
 
     with caplog.at_level(logging.INFO):
         story(play)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from enum import Enum
 from typing import Any, TypeVar
 
@@ -216,8 +216,8 @@ class Shaky:
     async def list_pods(self, namespace: str, job: str) -> list[PodView]:
         return await self._read(lambda: self._world.list_pods(namespace, job))
 
-    def nodes(self, names: Iterable[str]) -> Mapping[str, NodeView]:
-        return self._world.nodes(names)
+    def nodes(self) -> Mapping[str, NodeView]:
+        return self._world.nodes()
 
     async def get(self, kind: str, namespace: str, name: str) -> Manifest | None:
         return await self._read(lambda: self._world.get(kind, namespace, name))

@@ -34,11 +34,14 @@ class Watched(World):
 
     async def get_job(self, namespace: str, name: str) -> Manifest | None:
         assert (namespace, name) == (NAMESPACE, NAME)
-        self.looks += 1
-        self.looked.set()
         if self.failures:
             raise self.failures.pop(0)
         return await super().get_job(namespace, name)
+
+    async def coordinator_status(self, job: Job) -> Status | None:
+        self.looks += 1
+        self.looked.set()
+        return await super().coordinator_status(job)
 
     async def patch_status(
         self, namespace: str, name: str, status: Mapping[str, Any], *, resource_version: str

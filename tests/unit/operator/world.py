@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from fthsdp.coordinator.messages import Cause, Crash, Exited, ReplicaStatus, Role, Status, Verdict
@@ -88,8 +88,8 @@ class World:
     async def list_pods(self, namespace: str, job: str) -> list[PodView]:
         return self.known_pods(namespace, job)
 
-    def nodes(self, names: Iterable[str]) -> Mapping[str, NodeView]:
-        return {name: self.node_views[name] for name in names if name in self.node_views}
+    def nodes(self) -> Mapping[str, NodeView]:
+        return self.node_views
 
     async def get(self, kind: str, namespace: str, name: str) -> Manifest | None:
         return copy.deepcopy(self.objects.get((kind, name)))
@@ -132,7 +132,7 @@ class World:
             raise Conflict(name)
         job["status"] = copy.deepcopy(dict(status))
         job["metadata"]["resourceVersion"] = str(int(resource_version) + 1)
-        return job
+        return copy.deepcopy(job)
 
     async def tell_coordinator(self, job: Job, message: Exited) -> None:
         self._write(f"tell {message.replica}")
