@@ -11,6 +11,8 @@ import math
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 from kubernetes.aio import config
@@ -70,7 +72,16 @@ class Access:
         except (config.ConfigException, OSError, ValueError, YAMLError, TypeError, KeyError, AttributeError) as error:
             where = f"kubeconfig {self.kubeconfig}" if self.kubeconfig else "the service account of this pod"
             raise ConfigError(f"{where} gives no access to a cluster: {' '.join(str(error).split())}") from error
+        # Else aiohttp looks for a proxy, and for a .netrc, before each request anew, and in a thread.
+        settings.proxy = settings.proxy or _proxy(settings.host)
+        settings.client_session_kwargs = {"trust_env": False}
         return settings
+
+
+def _proxy(address: str) -> str | None:
+    """Return the proxy that the environment names for an address (HTTPS_PROXY, NO_PROXY)."""
+    where = urlsplit(address)
+    return None if proxy_bypass(where.hostname or "") else getproxies().get(where.scheme)
 
 
 class Requests:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 from aiohttp import web
@@ -146,5 +147,50 @@ def test_calls_are_made_while_there_is_time(tmp_path: Path) -> None:
         async with cluster_at(made, tmp_path) as cluster:
             cluster.only_while(lambda: 10.0)
             assert await cluster.create(POD) == POD
+
+    asyncio.run(story())
+
+
+class NoThreads(ThreadPoolExecutor):
+    """A pool of which nobody may take a thread."""
+
+    def submit(self, *some: Any, **more: Any) -> NoReturn:
+        raise AssertionError(f"a thread is asked for: {some}")
+
+
+def test_a_call_needs_no_thread(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with cluster_at(made, tmp_path) as cluster:
+            with NoThreads() as none:
+                asyncio.get_running_loop().set_default_executor(none)
+                assert await cluster.create(POD) == POD
+
+    asyncio.run(story())
+
+
+def test_calls_go_through_the_proxy_that_the_environment_names_but_for_whom_it_excepts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    async def proxy(request: web.Request) -> web.StreamResponse:
+        asked.append(str(request.url))
+        return await made(request)
+
+    async def story() -> None:
+        async with serving(proxy) as address, cluster_at(made, tmp_path) as direct:
+            monkeypatch.setenv("http_proxy", address)
+            access = Access(kubeconfig=kubeconfig_for("http://api.nowhere.example", tmp_path))
+            cluster = await KubernetesCluster.connect(access, coordinator_image="x")
+            try:
+                assert await cluster.create(POD) == POD
+                assert asked == ["http://api.nowhere.example/api/v1/namespaces/n/pods"]
+                assert await direct.create(POD) == POD  # which had looked before
+            finally:
+                await cluster.close()
+            monkeypatch.setenv("no_proxy", "127.0.0.1")
+            async with cluster_at(made, tmp_path) as excepted:
+                assert await excepted.create(POD) == POD
+        assert len(asked) == 1
 
     asyncio.run(story())
