@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import os
 import signal
@@ -31,6 +32,8 @@ COORDINATOR_IMAGE = "FTHSDP_COORDINATOR_IMAGE"
 
 IN_CLUSTER = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 """There in every pod that may talk to the API server."""
+GARBAGE = 50_000
+"""Objects that the operator makes between two searches for cycles. A page of a list has that many, and no cycle."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -235,6 +238,8 @@ def _operator(chosen: argparse.Namespace) -> int:
     from fthsdp_operator.process import handlers, logs
 
     logs.configure(logs.Level(chosen.log_level), logs.LogFormat(chosen.log_format))
+    gc.freeze()  # what was imported stays
+    gc.set_threshold(GARBAGE)
     asyncio.run(
         handlers.run(
             access=Access(kubeconfig=kubeconfig),
