@@ -146,6 +146,14 @@ def _families(jobs: Mapping[tuple[str, str], Tally]) -> Iterator[Metric]:
         "Seconds of all replicas in which they should have trained: while the job is neither suspended nor ended.",
         labels=_OF_A_JOB,
     )
+    avoided = GaugeMetricFamily(
+        "fthsdp_job_avoided_nodes", "Nodes that new pods of a job keep away from.", labels=_OF_A_JOB
+    )
+    cornered = GaugeMetricFamily(
+        "fthsdp_job_replicas_on_avoided_nodes",
+        "Replicas of a job with a pod on a node that new pods keep away from.",
+        labels=_OF_A_JOB,
+    )
     for key, tally in jobs.items():
         for state, count in tally.replicas.items():
             replicas.add_metric([*key, state], count)
@@ -154,4 +162,6 @@ def _families(jobs: Mapping[tuple[str, str], Tally]) -> Iterator[Metric]:
         steps.add_metric(key, tally.step)
         available.add_metric(key, tally.available_seconds)
         desired.add_metric(key, tally.desired_seconds)
-    yield from (replicas, states, steps, available, desired)
+        avoided.add_metric(key, tally.avoided)
+        cornered.add_metric(key, tally.cornered)
+    yield from (replicas, states, steps, available, desired, avoided, cornered)
