@@ -84,8 +84,11 @@ def selector(job: str) -> str:
 # --- training pods --------------------------------------------------------------------------------------------------
 
 
-def training_pod(job: Job, *, replica: int, attempt: int, index: int) -> Manifest:
-    """Return one pod of one attempt of a replica."""
+def training_pod(job: Job, *, replica: int, attempt: int, index: int, generation: int | None = None) -> Manifest:
+    """Return one pod of one attempt of a replica.
+
+    ``generation``: how often the replica has got new pods before; ``attempt`` unless it was restarted in its pods.
+    """
     name = pod_name(job.name, replica, attempt, index)
     template = copy.deepcopy(job.spec.template)
     metadata, spec = template.get("metadata") or {}, template["spec"]
@@ -95,13 +98,14 @@ def training_pod(job: Job, *, replica: int, attempt: int, index: int) -> Manifes
     spec |= {"restartPolicy": "Never", "hostname": name, "subdomain": job.name}
     spec["volumes"] = [*(spec.get("volumes") or []), *_volumes(job)]
     _prefer_other_nodes(spec, [node.name for node in job.status.avoided_nodes])
-    env = _environment(job, replica, attempt, index)
+    port = master_port(job, replica, attempt if generation is None else generation)
+    env = _environment(job, replica, attempt, index, port)
     kept = job.spec.failure_policy.in_place
     if kept is not None:
         _launch(spec, kept)
     for container in (*spec["containers"], *(spec.get("initContainers") or [])):
         _equip(container, env, _mounts(job))
-    adapt(spec, port=master_port(job, replica, attempt), leader=index == 0)
+    adapt(spec, port=port, leader=index == 0)
     place(spec, job, replica=replica, attempt=attempt)
     labels, notes = (metadata.get("labels") or {}) | ours, _which_counts(spec["containers"][0]["name"])
     notes |= metadata.get("annotations") or {}
@@ -160,8 +164,8 @@ def _equip(container: Manifest, env: Sequence[Manifest], mounts: Sequence[Manife
     container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
 
 
-def _environment(job: Job, replica: int, attempt: int, index: int) -> list[Manifest]:
-    master, port = f"{pod_name(job.name, replica, attempt, 0)}.{job.name}", master_port(job, replica, attempt)
+def _environment(job: Job, replica: int, attempt: int, index: int, port: int) -> list[Manifest]:
+    master = f"{pod_name(job.name, replica, attempt, 0)}.{job.name}"
     values = {
         environment.JOB: job.name,
         environment.REPLICA: replica,

@@ -235,10 +235,8 @@ def _growing(
             "waiting": deadlines.waiting(job, observed, entry, now, over=over),
         }
     )
-    creates = tuple(
-        Create(manifest=render.training_pod(job, replica=entry.index, attempt=entry.attempt, index=index))
-        for index in missing
-    )
+    who = {"replica": entry.index, "attempt": entry.attempt, "generation": entry.generation}
+    creates = tuple(Create(manifest=render.training_pod(job, **who, index=index)) for index in missing)
     labels = in_place.labels_to_set(observed, after)
     return Group(entry=after, actions=(*stale, *labels, *creates), events=_news(entry, after))
 
@@ -351,7 +349,11 @@ def _restarted_in_place(
 ) -> Group:
     """Restart a replica in the pods that it has: the number is all that they are told."""
     after = _next_attempt(job, entry, now, now).model_copy(
-        update={"state": ReplicaState.STARTING, "pods_attempt": entry.named_after}
+        update={
+            "state": ReplicaState.STARTING,
+            "pods_attempt": entry.named_after,
+            "restarts_in_place": entry.restarts_in_place + 1,
+        }
     )
     labels = in_place.labels(observed.group(entry.index, entry.attempt), after.attempt)
     event = _restart_event(after, failure, now, where=" in its pods")
