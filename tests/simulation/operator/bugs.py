@@ -245,6 +245,16 @@ def believes_nodes_more_than_the_coordinator(patch: Patch) -> None:
     patch.setattr(nodes, "_is_heard", lambda *_: False)
 
 
+def restarts_in_pods_that_are_to_be_left(patch: Patch) -> None:
+    """A crash on an ill or cordoned node is mended there."""
+    patch.setattr(nodes, "wish", lambda *_: None)
+
+
+def waits_for_pods_that_are_lost(patch: Patch) -> None:
+    """Who was restarted in its pods has to wait until a node that took one of them along has been away for long."""
+    patch.setattr(nodes, "_is_same_loss", lambda *_: False)
+
+
 def avoids_nodes_for_ever(patch: Patch) -> None:
     """What is known of bad nodes never grows old."""
 
@@ -306,6 +316,8 @@ BUGS: Sequence[Bug] = (
     replaces_who_has_the_template_already,
     does_not_wait_for_those_who_leave,
     believes_nodes_more_than_the_coordinator,
+    restarts_in_pods_that_are_to_be_left,
+    waits_for_pods_that_are_lost,
     avoids_nodes_for_ever,
     removes_by_force_at_once,
     waits_for_hanging_starts_for_ever,
