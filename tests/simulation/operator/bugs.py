@@ -18,7 +18,7 @@ from fthsdp_operator.rules import coordinator_pod, deadlines, nodes, policy, rep
 from fthsdp_operator.rules import plan as rules
 from fthsdp_operator.rules.actions import Create, Delete, Plan, Tell, delete, tell
 
-__all__ = ["BUGS", "Bug"]
+__all__ = ["ABOUT_MACHINES", "BUGS", "Bug"]
 
 Patch = pytest.MonkeyPatch
 Bug = Callable[[Patch], None]
@@ -325,3 +325,6 @@ BUGS: Sequence[Bug] = (
     believes_the_phase_of_a_pod,
     leaves_proxies_behind,
 )
+
+ABOUT_MACHINES: Sequence[Bug] = (restarts_in_pods_that_are_to_be_left, waits_for_pods_that_are_lost)
+"""Those that only show where machines fail beneath replicas that are restarted in place."""
