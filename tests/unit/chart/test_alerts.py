@@ -50,6 +50,8 @@ FAILURES = 'fthsdp_replica_failures_total{namespace="RELEASE_NAMESPACE", reason=
 WATCH = f"fthsdp_watch_age_seconds{OPERATOR}"
 ERRORS = f"fthsdp_reconcile_errors_total{OPERATOR}"
 STEP = f"fthsdp_job_step{{{JOB}}}"
+AVOIDED = f"fthsdp_job_avoided_nodes{{{JOB}}}"
+CORNERED = f"fthsdp_job_replicas_on_avoided_nodes{{{JOB}}}"
 STANDBY = {f"fthsdp_leader{OPERATOR}": "0x1000"}
 ELSEWHERE = {f"fthsdp_queue_depth{ANOTHER}": "0x1000", f"fthsdp_leader{ANOTHER}": "1x1000"}
 
@@ -94,6 +96,13 @@ CASES: dict[str, tuple[dict[str, str], int, set[str]]] = {
     "a replica is away": (WELL | state("Degraded") | {STEP: "0+1x1000"}, 31, {"FTHSDPJobDegraded"}),
     "a job starts slowly": (WELL | state("Starting"), 59, set()),
     "a job does not start": (WELL | state("Pending"), 61, {"FTHSDPJobNotStarting"}),
+    "a node is avoided for nine minutes": (WELL | {AVOIDED: "1x9 0x1000", CORNERED: "0x1000"}, 12, set()),
+    "a node is avoided": (WELL | {AVOIDED: "2x1000", CORNERED: "0x1000"}, 11, {"FTHSDPNodesAvoided"}),
+    "a replica had no other place": (
+        WELL | {AVOIDED: "1x1000", CORNERED: "1x1000"},
+        11,
+        {"FTHSDPNodesAvoided", "FTHSDPReplicasOnAvoidedNodes"},
+    ),
     "a step takes ten minutes": (WELL | state("Running") | {STEP: " ".join(f"{n}x9" for n in range(30))}, 200, set()),
     "a job makes no step": (WELL | state("Running") | {STEP: "7x1000"}, 36, {"FTHSDPJobMakesNoSteps"}),
     "replicas train for half of the time": (WELL | availability(0.5), 80, {"FTHSDPAvailabilityLow"}),
