@@ -6,7 +6,8 @@ questions: that what pods lean on was all there.
 
 The pods are those that are known, and what is known may be late. The job is read from the API server, so its status may
 speak of pods that another operator saw. When one is missing that was seen before, and nobody told of its end, the API
-server is asked before anything is concluded from that.
+server is asked before anything is concluded from that, once for each that is missing. Who is known to be there stays
+there until its end is told, since that tells the exit code, and so what the failure costs.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import asyncio
 import logging
 import math
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from itertools import groupby
 from typing import Any, Protocol
 
@@ -48,6 +49,8 @@ class Memory:
     def __init__(self) -> None:
         self._whole: dict[JobKey, tuple[str, frozenset[Name], float]] = {}
         """The job's uid, what was there, and since which Unix time that is known."""
+        self._missing: dict[JobKey, tuple[str, frozenset[str]]] = {}
+        """The job's uid, and the names of pods that are not there by what the API server answered when asked."""
 
     def knows(self, job: Job, names: frozenset[Name], now: float) -> bool:
         """Whether all of this was there a short while ago, and is the job's own."""
@@ -58,9 +61,23 @@ class Memory:
         """All of this is there, and the job's own."""
         self._whole[job.namespace, job.name] = (job.metadata.uid, names, now)
 
-    def forget(self, namespace: str, name: str) -> None:
-        """The job is gone, or something may be amiss."""
+    def missing(self, job: Job) -> frozenset[str]:
+        """Return which pods the API server was asked for, and has not."""
+        uid, names = self._missing.get((job.namespace, job.name), ("", frozenset()))
+        return names if uid == job.metadata.uid else frozenset()
+
+    def miss(self, job: Job, names: frozenset[str]) -> None:
+        """These pods were asked for, and are not there; all others are, or nobody asked."""
+        self._missing[job.namespace, job.name] = (job.metadata.uid, names)
+
+    def doubt(self, namespace: str, name: str) -> None:
+        """Something may be amiss with what pods lean on."""
         self._whole.pop((namespace, name), None)
+
+    def forget(self, namespace: str, name: str) -> None:
+        """The job is gone."""
+        self.doubt(namespace, name)
+        self._missing.pop((namespace, name), None)
 
 
 class Witness(Protocol):
@@ -81,7 +98,7 @@ async def reconcile(
     name: str,
     now: float,
     *,
-    last_words: Iterable[PodView] = (),
+    last_words: Collection[PodView] = (),
     witness: Witness | None = None,
     memory: Memory | None = None,
     trouble: str = "",
@@ -113,7 +130,7 @@ async def reconcile(
         log.info("%s/%s: its namespace is being deleted, and takes nothing new", namespace, name)
         return NAMESPACE_ENDING
     except ClusterError:
-        memory.forget(namespace, name)
+        memory.doubt(namespace, name)
         raise
     return max(0.0, todo.wake_at - now)
 
@@ -131,16 +148,21 @@ async def _read(cluster: Cluster, namespace: str, name: str, now: float) -> tupl
 
 
 async def _look(
-    cluster: Cluster, job: Job, last_words: Iterable[PodView], memory: Memory, now: float, trouble: str
+    cluster: Cluster, job: Job, last_words: Collection[PodView], memory: Memory, now: float, trouble: str
 ) -> Observed:
     status, support = await asyncio.gather(cluster.coordinator_status(job), _support(cluster, job, memory, now))
-    pods, last_words = cluster.known_pods(job.namespace, job.name), tuple(last_words)  # as of the same moment
-    if _in_doubt(job, pods, last_words):
-        pods = await cluster.list_pods(job.namespace, job.name)
+    pods, words = cluster.known_pods(job.namespace, job.name), tuple(last_words)  # as of the same moment
+    missing = _missing(job, pods, words)
+    if not missing <= memory.missing(job):
+        listed = await cluster.list_pods(job.namespace, job.name)
+        pods, words = cluster.known_pods(job.namespace, job.name), tuple(last_words)
+        pods = _all_of(listed, pods, words)
+        missing = _missing(job, pods, words)
+    memory.miss(job, missing)
     return observe(
         job,
         pods,
-        last_words=last_words,
+        last_words=words,
         support=support,
         nodes=cluster.nodes({pod.node for pod in pods if pod.node is not None}),
         coordinator=status,
@@ -162,19 +184,28 @@ async def _support(cluster: Cluster, job: Job, memory: Memory, now: float) -> Ma
     return there
 
 
-def _in_doubt(job: Job, pods: Iterable[PodView], last_words: Iterable[PodView]) -> bool:
-    """A pod is missing that was seen before, and nobody told of its end: what is known may be older than the job."""
+def _missing(job: Job, pods: Iterable[PodView], words: Iterable[PodView]) -> frozenset[str]:
+    """Return the pods that were seen before, and nobody told of their end: what is known may be older than the job."""
     if job.spec.suspend or job.status.terminal:
-        return False
-    told = {pod.name for pod in (*pods, *last_words) if pod.job_uid == job.metadata.uid}
-    if job.status.coordinator.pod_uid is not None and coordinator_name(job.name) not in told:
-        return True
-    return any(
-        pod_name(job.name, entry.index, entry.named_after, index) not in told
+        return frozenset()
+    seen = {
+        pod_name(job.name, entry.index, entry.named_after, index)
         for entry in job.status.replica_statuses
         if entry.state in _WHOLE
         for index in range(job.spec.pods_per_replica)
-    )
+    }
+    if job.status.coordinator.pod_uid is not None:
+        seen.add(coordinator_name(job.name))
+    return frozenset(seen - {pod.name for pod in (*pods, *words) if pod.job_uid == job.metadata.uid})
+
+
+def _all_of(listed: Iterable[PodView], known: Iterable[PodView], words: Iterable[PodView]) -> Collection[PodView]:
+    """Return the pods of a list together with what was told while it was under way.
+
+    One that is not in the list, and known to be there, ends in a moment: then it is told how.
+    """
+    ended = {pod.uid for pod in words}
+    return {pod.uid: pod for pod in (*listed, *known) if pod.uid not in ended}.values()
 
 
 async def _write_status(cluster: Cluster, manifest: Mapping[str, Any], todo: Plan) -> None:

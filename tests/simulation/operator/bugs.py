@@ -222,7 +222,7 @@ def forgets_the_time_to_live(patch: Patch) -> None:
 
 def takes_what_is_late_for_deleted(patch: Patch) -> None:
     """Pods that another operator saw, and of which nobody has told this one yet, count as gone."""
-    patch.setattr(execute, "_in_doubt", lambda *_: False)
+    patch.setattr(execute, "_missing", lambda *_: frozenset())
 
 
 def rolls_all_at_once(patch: Patch) -> None:
