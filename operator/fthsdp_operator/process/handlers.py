@@ -9,6 +9,7 @@ deleted is a replica that nobody restarts.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import math
 import signal
@@ -27,10 +28,10 @@ from fthsdp_operator.api import API_VERSION, GROUP, PLURAL, VERSION
 from fthsdp_operator.cluster import Cluster, ClusterError, Refused
 from fthsdp_operator.execute import Memory, reconcile
 from fthsdp_operator.informers.informer import SILENCE, WATCH_TIME
-from fthsdp_operator.informers.sight import Sight
+from fthsdp_operator.informers.sight import EVERYWHERE, Sight
 from fthsdp_operator.kube.apiserver import KubernetesCluster
 from fthsdp_operator.kube.lease import Leadership, Place, identity
-from fthsdp_operator.kube.requests import Access
+from fthsdp_operator.kube.requests import Access, trusting
 from fthsdp_operator.kube.traces import trace
 from fthsdp_operator.observed.observe import JobKey, PodView
 from fthsdp_operator.process import logs
@@ -50,6 +51,9 @@ FIRST_SIGHT = 30.0
 TOGETHER = 0.25
 """Seconds for which changes that nobody hurries for are gathered: of a group of a thousand pods that start, each tells
 several times, and one look is enough for all that came meanwhile."""
+RETRY_FIRST = 0.5
+RETRY_LONGEST = 15.0
+"""Seconds until jobs are listed or watched again after that failed or was refused; doubled each time."""
 LEAST_WAIT = 0.05
 """Seconds between two looks at a job that wants to be looked at again at once."""
 
@@ -233,8 +237,12 @@ async def _operate(
     await cluster.check()
     reconciler = Reconciler(cluster, metrics=metrics)
     sight.listen(reconciler.pods_event)
-    watches = Watches(_watched(namespaces), clock=time.monotonic)
-    metrics.lead(queue_depth=lambda: reconciler.queue.depth, watch_age=lambda: max(watches.age(), sight.age()))
+    watches = Watches(map(_jobs_of, namespaces or [EVERYWHERE]), clock=time.monotonic)
+    metrics.lead(
+        queue_depth=lambda: reconciler.queue.depth,
+        watch_age=lambda: max(watches.age(), sight.age()),
+        forbidden=partial(_forbidden, sight, watches, namespaces),
+    )
     alive = partial(_alive, cluster, reconciler.queue, lambda: max(watches.age(), sight.age()), limits)
     workers = [asyncio.create_task(_work(reconciler, sight)) for _ in range(WORKERS)]
     operator = kopf.operator(
@@ -290,10 +298,15 @@ async def _stop(workers: Sequence[asyncio.Task[None]]) -> None:
     await asyncio.gather(*workers, return_exceptions=True)
 
 
-def _watched(namespaces: Sequence[str]) -> Iterator[str]:
-    """Yield the paths of all collections that kopf watches."""
-    for part in [f"/namespaces/{namespace}" for namespace in namespaces] or [""]:
-        yield f"/apis/{API_VERSION}{part}/{PLURAL}"
+def _jobs_of(namespace: str) -> str:
+    """Return the path of a collection that kopf watches."""
+    return f"/apis/{API_VERSION}{f'/namespaces/{namespace}' if namespace else ''}/{PLURAL}"
+
+
+def _forbidden(sight: Sight, watches: Watches, namespaces: Sequence[str]) -> Mapping[tuple[str, str], bool]:
+    """Return of all that is watched, by resource and namespace, whether the API server refuses it."""
+    jobs = {(PLURAL, namespace): watches.forbids(_jobs_of(namespace)) for namespace in namespaces or [EVERYWHERE]}
+    return {**sight.refusals(), **jobs}
 
 
 def _registry(
@@ -321,11 +334,12 @@ def _registry(
 
 def _session(access: kopf.ConnectionInfo, listener: aiohttp.TraceConfig) -> kopf.AiohttpSession:
     """Connect as kopf would, and hear what it hears: it tells nobody of bookmarks."""
+    context = access.as_ssl_context()
     session = aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, ssl=access.as_ssl_context()),
+        connector=aiohttp.TCPConnector(limit=0, ssl=context),
         headers=access.as_http_headers(),
         proxy=access.proxy_url,
-        trace_configs=[listener],
+        trace_configs=[listener, *([trusting(context, str(access.ca_path))] if access.ca_path else [])],
     )
     return kopf.AiohttpSession(server=access.server, aiohttp_session=session)
 
@@ -348,10 +362,18 @@ async def _credentials(access: Access) -> kopf.ConnectionInfo:
     )
 
 
+class _Backoffs:
+    """Seconds between the attempts of kopf at a request. It would end the operator after some; these never end."""
+
+    def __iter__(self) -> Iterator[float]:
+        return (min(RETRY_LONGEST, RETRY_FIRST * 2.0 ** min(count, 20)) for count in itertools.count())
+
+
 def _settings() -> kopf.OperatorSettings:
     settings = kopf.OperatorSettings()
     settings.scanning.disabled = True  # what is watched is known; watching definitions and namespaces would take rights
     settings.watching.server_timeout = WATCH_TIME  # each is seen to live by its end
     settings.watching.inactivity_timeout = SILENCE
+    settings.networking.error_backoffs = _Backoffs()
     settings.posting.enabled = False  # events are recorded by the executor, after the status was written
     return settings

@@ -87,12 +87,24 @@ class Metrics:
             "Seconds since the watch stream that is silent longest gave a sign of life.",
             registry=self.registry,
         )
+        self._forbidden = _Forbidden()
+        self.registry.register(self._forbidden)
 
-    def lead(self, *, queue_depth: Reading, watch_age: Reading) -> None:
-        """Say that this operator acts from now on; both numbers are read whenever somebody asks for them."""
+    def lead(
+        self,
+        *,
+        queue_depth: Reading,
+        watch_age: Reading,
+        forbidden: Callable[[], Mapping[tuple[str, str], bool]] = dict,
+    ) -> None:
+        """Say that this operator acts from now on; all of these are read whenever somebody asks for them.
+
+        ``forbidden``: whether the API server refuses to show a resource of a namespace (empty: of all).
+        """
         self._leader.set(1)
         self._queue_depth.set_function(queue_depth)
         self._watch_age.set_function(watch_age)
+        self._forbidden.read = forbidden
 
     def request(self, verb: str, code: str) -> None:
         """Count a request to the API server."""
@@ -113,6 +125,24 @@ class Metrics:
     def forget(self, namespace: str, name: str) -> None:
         """Drop the numbers of a job that is gone."""
         self._jobs.tallies.pop((namespace, name), None)
+
+
+class _Forbidden:
+    """What the operator may not see, read when it is asked for."""
+
+    def __init__(self) -> None:
+        self.read: Callable[[], Mapping[tuple[str, str], bool]] = dict
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metric with a sample for each collection."""
+        family = GaugeMetricFamily(
+            "fthsdp_watch_forbidden",
+            "1 while the API server refuses to show the operator a resource of a namespace (empty: of all), else 0.",
+            labels=["resource", "watched_namespace"],
+        )
+        for collection, refused in self.read().items():
+            family.add_metric(collection, float(refused))
+        yield family
 
 
 class _Jobs:

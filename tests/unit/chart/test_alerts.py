@@ -24,8 +24,14 @@ def state(name: str) -> dict[str, str]:
     return {f'fthsdp_job_state{{{JOB}, state="{name}"}}': "1x1000"}
 
 
-def requests(code: str, values: str) -> dict[str, str]:
-    return {f'fthsdp_api_requests_total{{namespace="RELEASE_NAMESPACE", verb="GET", code="{code}"}}': values}
+def requests(code: str, values: str, *, verb: str = "get") -> dict[str, str]:
+    return {f'fthsdp_api_requests_total{{namespace="RELEASE_NAMESPACE", verb="{verb}", code="{code}"}}': values}
+
+
+def refused(resource: str) -> dict[str, str]:
+    """Return what is said of a resource that the API server does not show, and of one that it shows."""
+    name = 'fthsdp_watch_forbidden{namespace="RELEASE_NAMESPACE", watched_namespace="training", resource='
+    return {f'{name}"{resource}"}}': "1x1000", f'{name}"fthsdpjobs"}}': "0x1000"}
 
 
 def seconds(histogram: str, labels: str, *, bound: float, longer: bool) -> dict[str, str]:
@@ -79,6 +85,12 @@ CASES: dict[str, tuple[dict[str, str], int, set[str]]] = {
         20,
         {"FTHSDPForbidden"},
     ),
+    "nodes are not shown": (
+        WELL | refused("nodes") | requests("403", "0+1x1000", verb="list") | requests("200", "0+60x1000"),
+        HOUR,
+        set(),
+    ),
+    "pods are not shown": (WELL | refused("pods") | requests("200", "0+60x1000"), 20, {"FTHSDPForbidden"}),
     "one request in twenty fails": (WELL | requests("500", "0+3x1000") | requests("200", "0+57x1000"), HOUR, set()),
     "half of the requests fail": (
         WELL | requests("429", "0+30x1000") | requests("200", "0+30x1000"),
