@@ -21,6 +21,7 @@ from typing import Any
 
 import aiohttp
 import kopf
+from aiohttp import web
 from prometheus_client.aiohttp import make_aiohttp_handler
 
 from fthsdp.errors import ConfigError
@@ -243,7 +244,11 @@ async def _operate(
         watch_age=lambda: max(watches.age(), sight.age()),
         forbidden=partial(_forbidden, sight, watches, namespaces),
     )
-    alive = partial(_alive, cluster, reconciler.queue, lambda: max(watches.age(), sight.age()), limits)
+
+    async def probed(_: web.Request) -> web.Response:
+        silent = max(watches.age(), sight.age())
+        return await answer(_alive(cluster, reconciler.queue, silent, limits))
+
     workers = [asyncio.create_task(_work(reconciler, sight)) for _ in range(WORKERS)]
     operator = kopf.operator(
         registry=_registry(reconciler, access, partial(_stop, workers), trace(metrics.request, watches)),
@@ -253,7 +258,7 @@ async def _operate(
         namespaces=namespaces,
     )
     try:
-        async with serving(health_port, "/healthz", lambda _: answer(alive())):
+        async with serving(health_port, "/healthz", probed):
             await _while_followed(sight, operator)
     finally:
         await _stop(workers)
@@ -281,11 +286,12 @@ async def _while_followed(sight: Sight, work: Coroutine[Any, Any, None]) -> None
     working.result()
 
 
-async def _alive(
-    cluster: KubernetesCluster, queue: WorkQueue[JobKey], watch_age: Callable[[], float], limits: Limits
-) -> None:
-    """Raise Unwell when nothing is heard though the API server answers, or nothing gets done though there is work."""
-    silent, stuck = watch_age(), queue.stuck()
+async def _alive(cluster: KubernetesCluster, queue: WorkQueue[JobKey], silent: float, limits: Limits) -> None:
+    """Raise Unwell when nothing is heard though the API server answers, or nothing gets done though there is work.
+
+    ``silent``: seconds for which the watch that is silent longest has been so.
+    """
+    stuck = queue.stuck()
     if stuck > limits.work:
         raise Unwell(f"no reconcile has ended for {stuck:.0f} s, and there is something to do")
     if silent > limits.watch and await cluster.answers():
