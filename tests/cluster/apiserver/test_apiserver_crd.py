@@ -207,6 +207,16 @@ def test_a_template_may_set_the_transport_and_nothing_else_of_ours(apiserver: Ap
     assert parse_job(job).name == job["metadata"]["name"]
 
 
+def test_a_command_that_is_null_is_one_that_is_left_out(apiserver: ApiServer) -> None:
+    """Templates of charts have such, where no value was given."""
+    job = container(command=None)
+    apiserver.kubectl("create", "--dry-run=server", "-f", "-", stdin=json.dumps(job))
+    assert parse_job(job).name == job["metadata"]["name"]
+    job["spec"]["failurePolicy"] = {"inPlace": {}}
+    said = apiserver.kubectl("create", "--dry-run=server", "-f", "-", stdin=json.dumps(job), fails=True)
+    assert "failurePolicy.inPlace needs the command of the first container" in said
+
+
 def test_the_longest_failure_policy_is_accepted(apiserver: ApiServer) -> None:
     many = [{"name": f"{number:063}", **codes(values=list(range(1, 256)))} for number in range(64)]
     many[0] |= codes(containerName="train")
