@@ -497,15 +497,17 @@ class StepLoop:
         return decision.record
 
     def _catch_up_in_pause(self, catchup: CatchUp) -> Steps[None]:
-        """No step passes, so nothing that is kept can be undone: all of it is replayed."""
+        """Go on with the catch-up although no step passes. The newest step can still be undone, so this is voted on."""
         catchup.work()
-        tally: Tally = yield AwaitVote(self._ballot(None))
-        if not tally.all("current"):
+        allowed, _ = self._body.begins_vote(self._record.number)
+        tally: Tally = yield AwaitVote(replace(self._ballot(None), allowed=float(allowed)))
+        if not tally.all("current") or not tally.all("allowed"):
+            self._body.tell(lambda leader: leader.vote_ends())
             return
         self._finish_catchup(catchup, tally)
         serves = self._newest is not None or self.step == 0
         begun = _reported(self.begun)
-        self._body.tell(lambda leader: leader.changes(step=self.step, serves=serves, begun=begun, catching_up=None))
+        self._body.tell(lambda leader: leader.vote_ends(step=self.step, serves=serves, begun=begun, catching_up=None))
 
     # --- what is said in headers and ballots, and what lies on the shelf
 
