@@ -160,14 +160,14 @@ class Checks:
 
     def _nothing_lost(self) -> None:
         """The job starts from its beginning only when nobody is left who could go on, or everybody wanted to leave."""
-        replicas = [replica for replica in self._world.replicas.values() if replica.alive]
-        if all(replica.leader.state.leaving for replica in replicas):
+        excused = self._world.excuses.keys() | self._world.links_cut.keys()
+        alive = [replica for replica in self._world.replicas.values() if replica.alive]
+        known = {r.number: r.leader.state for r in alive if (r.number, r.attempt) not in excused}
+        if all(state.leaving for state in known.values()):
             return
-        for replica in replicas:
-            name = (replica.number, replica.attempt)
-            excused = name in self._world.excuses or name in self._world.links_cut
-            if not excused and replica.leader.state.step is not None and replica.leader.state.epoch:
-                self.fail(f"the job starts again, although replica {replica.number} has the state")
+        for replica, state in known.items():
+            if state.step is not None and state.epoch:
+                self.fail(f"the job starts again, although replica {replica} has the state")
 
     def _start_again(self, step: int) -> None:
         """What came after the checkpoint from which the run begins again never was."""

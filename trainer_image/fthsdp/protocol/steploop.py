@@ -307,9 +307,10 @@ class StepLoop:
         """All leave: what they have would be gone with them. Nothing can undo this step, for nobody is left to do so.
 
         It can happen that one goes from here and another one, whose ring broke, settles the step anew before it goes
-        too. Then the newest checkpoint counts, as it does after any other loss of all replicas.
+        too. Then the newest checkpoint counts, as it does after any other loss of all replicas. Before the first step
+        there is nothing to write: a checkpoint of step 0 would pass for the weights from which everybody starts.
         """
-        if not self.full:
+        if not self.full or not self.step:
             return
         self._recorder.left(step=self.step)
         if self._me == min(self._record.active, default=None):
