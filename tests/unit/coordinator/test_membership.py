@@ -1061,6 +1061,22 @@ def test_a_replica_that_dies_at_the_end_does_not_hold_up_the_others() -> None:
     assert not job.of(Fenced)
 
 
+def test_a_newcomer_whose_epoch_began_with_the_last_step_is_dismissed_with_the_others() -> None:
+    job = joining()
+    job.all_say(0, 1, 2, connected=3)
+    job.say(2, epoch=3, base=3)
+    job.say(0, epoch=3, step=9, finished=8)
+    job.cut(2)
+    job.hello(2, attempt=1)
+    assert not job.sent(2, RefusedMember)
+    assert job.sent(2, Close) == [Close(step=8)]
+    job.say(1, finished=8)
+    assert not job.core.finished
+    job.say(2, finished=8)
+    assert job.core.finished
+    assert not job.of(Removed)
+
+
 def test_nothing_is_decided_any_more_once_somebody_has_finished() -> None:
     job = Job().started(step=9)
     job.dies(2)

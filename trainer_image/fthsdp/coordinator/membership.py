@@ -582,7 +582,9 @@ class Membership:
     def _finish(self) -> bool:
         """The last step is final: nothing needs to be decided any more."""
         assert self._finished is not None
-        self._fence = self._facts.proposal = None
+        self._fence = None
+        if self._facts.begun is None:
+            self._facts.proposal = None  # else its newcomers are members, who are told and dismissed with the others
         members = self._facts.union().values()
         if self._done or any(self._facts.peers[m.replica].state.finished is None for m in members):
             return False
