@@ -41,6 +41,8 @@ class Checks:
         self._states: dict[tuple[int, int], int] = {}
         """By step and rail."""
         self._computed: Counter[tuple[str, int]] = Counter()
+        self._undone: set[tuple[int, int]] = set()
+        """Attempts that were taken out before the run began again: they mean one that never was."""
         self._over = False
         """A replica finished without the coordinator's knowledge, and who is left begins anew until it is ended."""
         self.history: list[str] = []
@@ -89,14 +91,14 @@ class Checks:
         self.steps += 1
         self.endings[ending] += 1
         self.states.add(self._world.fingerprint())
-        if not self._over:
+        if not self._over and rank.name not in self._undone:
             self._committed[kept.reduced.step] = kept.reduced.gradients
         who = [replica for replica, _ in kept.reduced.gradients]
         self.note(f"{rank.label} ({role}) commits step {kept.reduced.step}, {ending}, of {who}")
 
     def final(self, rank: Rank, step: int) -> None:
         """This rank holds that a step can no longer be undone: all who do must mean the same."""
-        if self._over:
+        if self._over or rank.name in self._undone:
             return
         reduced, state = rank.offers.get(step), rank.states.get(step)
         if reduced is not None:
@@ -174,6 +176,7 @@ class Checks:
         if self._world.finished:
             self._over = True
             return
+        self._undone |= {(removed.replica, removed.attempt) for removed in self.removed}
         newest = self._world.newest_checkpoint()
         if newest is not None and step != newest[0] and not self._world.excuses:
             self.fail(f"the run begins from step {step}, and there is a checkpoint of {newest[0]}")
