@@ -566,6 +566,21 @@ def test_when_everybody_is_gone_the_run_starts_again_from_the_newest_checkpoint(
     assert installed(job, 0).snapshots == (1,)
 
 
+def test_who_waited_while_everything_was_lost_has_the_time_to_see_the_newest_checkpoint() -> None:
+    job = Job(replicas=1, spares=1).started(step=57)
+    job.hello(1, origin="b", checkpoint=40)
+    job.pass_time(1, 0, 1)
+    job.dies(0)
+    assert job.of(Decided) == [Decided(record=None)]
+    job.cut(1)
+    job.hello(1)
+    job.pass_time(5, 1)
+    assert not job.of(Started)
+    job.say(1, origin="c", checkpoint=50)
+    effects = job.pass_time(6, 1)
+    assert [e.step for e in effects if isinstance(e, Started)] == [50]
+
+
 def test_a_verdict_names_who_is_silent_but_not_who_is_known_to_be_gone() -> None:
     job = Job().started(step=5)
     job.dies(0)

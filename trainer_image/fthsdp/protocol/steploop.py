@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from fthsdp.coordinator.messages import Assigned, CatchingUp, EpochRecord, Role
+from fthsdp.coordinator.start import LOOK_AGAIN
 from fthsdp.data.policies import BatchPolicy, Policies, lr_factor
 from fthsdp.data.sampler import Assignment, SamplerState, assign, commit
 from fthsdp.errors import ConfigError, Refused, ReplicaLost, StateDiverged
@@ -49,8 +50,6 @@ log = logging.getLogger(__name__)
 
 _POLL = 0.02
 """Seconds between looks of a paused shadow, which waits for the coordinator and for its download at the same time."""
-_LOOK_AGAIN = 5.0
-"""Seconds between looks of a waiting newcomer for a newer checkpoint."""
 _LAST_WORDS = 2.0
 """Seconds that a replica whose state is odd waits for the coordinator to take notice."""
 _DIGEST_BITS = (1 << 52) - 1
@@ -117,7 +116,7 @@ class StepLoop:
         while True:
             step, origin = self._body.newest_checkpoint() or (0, weights)
             self._body.tell(partial(Leader.starts_from, origin=origin, checkpoint=step))
-            record = self._read((yield AwaitDecision(Wanted.JOIN, tried, _LOOK_AGAIN)))
+            record = self._read((yield AwaitDecision(Wanted.JOIN, tried, LOOK_AGAIN)))
             if record is None:
                 continue
             tried = record.number
