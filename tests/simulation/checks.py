@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from fthsdp.coordinator.events import Decided, Effect, Removed, Started
 from fthsdp.coordinator.ledger import Ledger
-from fthsdp.coordinator.messages import Cause, EpochRecord, Role
+from fthsdp.coordinator.messages import Cause, EpochRecord, MemberState, Role
 from fthsdp.errors import ReplicaLost, StateDiverged
 from fthsdp.protocol.requests import KeptStep
 from fthsdp.protocol.step_records import Ending
 from fthsdp.ranges import Range, count, subtract, union
 
 if TYPE_CHECKING:
-    from tests.simulation.replica import Gradients, Rank
+    from tests.simulation.replica import Gradients, Rank, Replica
     from tests.simulation.world import World
 
 __all__ = ["Checks", "Violation"]
@@ -107,6 +107,16 @@ class Checks:
                 self.fail(f"step {step} has two outcomes: {known}, and {reduced.gradients} at {rank.label}")
         if state is not None and self._states.setdefault((step, rank.number), state) != state:
             self.fail(f"the state after step {step} at {rank.label} is not that of the others")
+
+    def keeps_promise(self, replica: Replica, before: MemberState) -> None:
+        """Who has answered a fence stands where it said until it enters an epoch beyond it."""
+        after = replica.leader.state
+        if before.fence < before.epoch or after.epoch != before.epoch:
+            return
+        stood, stands = ((s.step, s.base, s.catching_up, s.begun) for s in (before, after))
+        if stood != stands:
+            who = f"replica {replica.number} attempt {replica.attempt}"
+            self.fail(f"{who} answered fence {before.fence} with {stood}, and then moves to {stands}")
 
     def same_step(self, rank: Rank, steps: set[int]) -> None:
         """All who took part in a ring meant the same step."""

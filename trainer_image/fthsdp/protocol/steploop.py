@@ -255,6 +255,9 @@ class StepLoop:
             changes["finished"] = self.step - 1
         if following is not self._record and following.member(self._me) is not None:
             changes["epoch"] = following.number
+            if not full and self._me in following.snapshots:
+                base = CatchingUp(since=self.step, at=self.step, donors=following.active)
+                changes |= {"base": following.number, "catching_up": base}
         self._body.tell(lambda leader: leader.vote_ends(**changes))
 
     def _keep_newest(self, kept: KeptStep) -> None:
@@ -299,8 +302,6 @@ class StepLoop:
         self._copy_owed_stripes()
         if self._catchup is not None and self._me in following.snapshots:
             self._start_over(following)
-            catching_up = self._catching_up()
-            self._body.tell(lambda leader: leader.changes(base=following.number, catching_up=catching_up))
 
     def _leave_state_behind(self) -> None:
         """All leave: what they have would be gone with them. Nothing can undo this step, for nobody is left to do so.
