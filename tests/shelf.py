@@ -65,11 +65,12 @@ class Shelf:
         self._oldest = self.version
         self.cut()
 
-    def restore(self, *there: Object, version: int) -> None:
-        """Go back to an earlier version, at which there was this."""
+    def restore(self, *there: Object, version: int, cut: bool = True) -> None:
+        """Go back to an earlier version, at which there was this; ``cut``: all connections break."""
         self.there, self.version = {it["metadata"]["name"]: it for it in there}, version
         self._log = [entry for entry in self._log if entry[0] <= version]
-        self.cut()
+        if cut:
+            self.cut()
 
     def cut(self) -> None:
         """Break all connections."""
@@ -94,11 +95,18 @@ class Shelf:
             if version < self._oldest:
                 raise Gap("410 Expired: the continue token is too old")
 
-    async def watch(self, version: str, *, seconds: int, silence: float) -> AsyncGenerator[tuple[str, Object]]:
+    async def newest(self) -> str:
+        await self._answer()
+        return str(self.version)
+
+    async def watch(
+        self, version: str, *, seconds: int, silence: float, opened: Callable[[], None]
+    ) -> AsyncGenerator[tuple[str, Object]]:
         self.asked.append(f"watch {version}")
         await self._answer()
         if int(version) < self._oldest:
             raise Gap("410 Gone: too old resource version")
+        opened()
         loop, cuts = asyncio.get_running_loop(), self._cuts
         end, at = loop.time() + seconds, bisect_right(self._log, int(version), key=lambda entry: entry[0])
         heard = loop.time()

@@ -127,7 +127,7 @@ def _add_plan(commands: Commands) -> None:
         type=Path,
         metavar="PODS.YAML",
         nargs="*",
-        help="its pods: 'kubectl get pods -l fthsdp.dev/job=NAME -o yaml'",
+        help="its pods: 'kubectl get pods -l fthsdp.dev/job=NAME -o yaml'; and nodes: 'kubectl get nodes -o yaml'",
     )
     parser.add_argument(
         "--at",

@@ -6,7 +6,8 @@ questions (``Memory``).
 
 The pods are those that are known, and what is known may be late. The job is as the API server gave it to us, so its
 status may speak of pods that another operator saw. When one is missing that was seen before, and nobody told of its
-end, the API server is asked before anything is concluded from that.
+end, the API server is asked before anything is concluded from that, once for each that is missing. Who is known to be
+there stays there until its end is told, since that tells the exit code, and so what the failure costs.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import asyncio
 import logging
 import math
 import secrets
-from collections.abc import Callable, Collection, Container, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import Any, Protocol
 
@@ -72,6 +73,8 @@ class Memory:
         """The newest version of each that the watch has told of."""
         self._whole: dict[JobKey, tuple[str, frozenset[Name], float]] = {}
         """The job's uid, what was there, and since which Unix time that is known."""
+        self._missing: dict[JobKey, tuple[str, frozenset[str]]] = {}
+        """The job's uid, and the names of pods that are not there by what the API server answered when asked."""
 
     def job(self, key: JobKey, now: float) -> Manifest | None:
         """Return a job as it was read or written a short while ago; None when it may be another one by now."""
@@ -98,12 +101,21 @@ class Memory:
         """All of this is there, and the job's own."""
         self._whole[job.namespace, job.name] = (job.metadata.uid, names, now)
 
+    def missing(self, job: Job) -> frozenset[str]:
+        """Return which pods the API server was asked for, and has not."""
+        uid, names = self._missing.get((job.namespace, job.name), ("", frozenset()))
+        return names if uid == job.metadata.uid else frozenset()
+
+    def miss(self, job: Job, names: frozenset[str]) -> None:
+        """These pods were asked for, and are not there; all others are, or nobody asked."""
+        self._missing[job.namespace, job.name] = (job.metadata.uid, names)
+
     def doubt(self, key: JobKey) -> None:
         """The job has changed."""
         self._jobs.pop(key, None)
 
     def forget(self, key: JobKey) -> None:
-        """Something may be amiss."""
+        """Something may be amiss with the job, or with what its pods lean on."""
         self._jobs.pop(key, None)
         self._whole.pop(key, None)
 
@@ -111,6 +123,7 @@ class Memory:
         """The job is gone: so is what its watch has told."""
         self.forget(key)
         self._versions.pop(key, None)
+        self._missing.pop(key, None)
 
 
 def _key(manifest: Mapping[str, Any]) -> JobKey:
@@ -140,7 +153,7 @@ async def reconcile(
     name: str,
     now: float,
     *,
-    last_words: Iterable[PodView] = (),
+    last_words: Collection[PodView] = (),
     witness: Witness | None = None,
     memory: Memory | None = None,
     trouble: str = "",
@@ -166,7 +179,7 @@ async def _step(
     cluster: Cluster,
     key: JobKey,
     now: float,
-    last_words: Iterable[PodView],
+    last_words: Collection[PodView],
     witness: Witness | None,
     memory: Memory,
     trouble: str,
@@ -209,17 +222,22 @@ async def _read(cluster: Cluster, key: JobKey, memory: Memory, now: float) -> tu
 
 
 async def _look(
-    cluster: Cluster, job: Job, last_words: Iterable[PodView], memory: Memory, now: float, trouble: str
+    cluster: Cluster, job: Job, last_words: Collection[PodView], memory: Memory, now: float, trouble: str
 ) -> Observed:
     status, support = await asyncio.gather(cluster.coordinator_status(job), _support(cluster, job, memory, now))
     pods: Collection[PodView] = cluster.known_pods(job.namespace, job.name)
-    last_words = tuple(last_words)  # as of the same moment
-    if _in_doubt(job, JobPods.of(pods), last_words):
-        pods = await cluster.list_pods(job.namespace, job.name)
+    words = tuple(last_words)  # as of the same moment
+    missing = _missing(job, JobPods.of(pods), words)
+    if not missing <= memory.missing(job):
+        listed = await cluster.list_pods(job.namespace, job.name)
+        pods, words = cluster.known_pods(job.namespace, job.name), tuple(last_words)
+        pods = _all_of(listed, pods, words)
+        missing = _missing(job, JobPods.of(pods), words)
+    memory.miss(job, missing)
     return observe(
         job,
         pods,
-        last_words=last_words,
+        last_words=words,
         support=support,
         nodes=cluster.nodes(),
         coordinator=status,
@@ -241,28 +259,40 @@ async def _support(cluster: Cluster, job: Job, memory: Memory, now: float) -> Ma
     return there
 
 
-def _in_doubt(job: Job, pods: JobPods, last_words: Iterable[PodView]) -> bool:
-    """A pod is missing that was seen before, and nobody told of its end: what is known may be older than the job."""
+def _missing(job: Job, pods: JobPods, words: Iterable[PodView]) -> frozenset[str]:
+    """Return the pods that were seen before, and nobody told of their end: what is known may be older than the job."""
     if job.spec.suspend or job.status.terminal:
-        return False
-    ended = {pod.name for pod in last_words if pod.job_uid == job.metadata.uid}
-    if job.status.coordinator.pod_uid is not None:
-        told = ended | {pod.name for pod in pods.replica(None) if pod.job_uid == job.metadata.uid}
-        if coordinator_name(job.name) not in told:
-            return True
+        return frozenset()
+    ended = {pod.name for pod in words if pod.job_uid == job.metadata.uid}
     whole = (entry for entry in job.status.replica_statuses if entry.state in _WHOLE)
-    return any(_lacks_a_pod(job, pods, entry, ended) for entry in whole)
+    names = {name for entry in whole for name in _lacking(job, pods, entry)}
+    if job.status.coordinator.pod_uid is not None:
+        names |= {coordinator_name(job.name)} - _names(job, pods.replica(None))
+    return frozenset(names - ended)
 
 
-def _lacks_a_pod(job: Job, pods: JobPods, entry: ReplicaStatus, ended: Container[str]) -> bool:
-    """Whether some pod of a replica is neither known, nor one that ended."""
+def _all_of(listed: Iterable[PodView], known: Iterable[PodView], words: Iterable[PodView]) -> Collection[PodView]:
+    """Return the pods of a list together with what was told while it was under way.
+
+    One that is not in the list, and known to be there, ends in a moment: then it is told how.
+    """
+    ended = {pod.uid for pod in words}
+    return {pod.uid: pod for pod in (*listed, *known) if pod.uid not in ended}.values()
+
+
+def _lacking(job: Job, pods: JobPods, entry: ReplicaStatus) -> Iterator[str]:
+    """Yield the names of a replica's pods that are not known. Thousands mostly are, and that is seen at a glance."""
     there, numbers = pods.attempt(entry.index, entry.attempt), range(job.spec.pods_per_replica)
     stem = pod_name(job.name, entry.index, entry.named_after, 0).removesuffix("-0")
     if there.stems == {stem} and there.job_uids == {job.metadata.uid} and there.indices.issuperset(numbers):
-        return False
-    known = {pod.name for pod in pods.replica(entry.index) if pod.job_uid == job.metadata.uid}
+        return
+    known = _names(job, pods.replica(entry.index))
     names = (pod_name(job.name, entry.index, entry.named_after, number) for number in numbers)
-    return any(name not in known and name not in ended for name in names)
+    yield from (name for name in names if name not in known)
+
+
+def _names(job: Job, pods: Iterable[PodView]) -> set[str]:
+    return {pod.name for pod in pods if pod.job_uid == job.metadata.uid}
 
 
 async def _write_status(cluster: Cluster, manifest: Mapping[str, Any], todo: Plan) -> Manifest | None:

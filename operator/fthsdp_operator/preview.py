@@ -1,7 +1,7 @@
 """What the operator would do for a job and why, in words: its own rules, on objects from files instead of a cluster.
 
 What only a cluster knows is taken for granted, and said: that the objects are there which a job that was seen before
-has, and that its coordinator does not answer.
+has, that its coordinator does not answer, and that nothing is wrong with nodes that are not given.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fthsdp_operator.api import (
     parse_job,
 )
 from fthsdp_operator.manifests import render
-from fthsdp_operator.observed.observe import PodView, observe, owned, view
+from fthsdp_operator.observed.observe import NodeView, PodView, node_view, observe, owned, view
 from fthsdp_operator.rules.actions import Action, Create, Delete, Label, Plan
 from fthsdp_operator.rules.plan import plan
 
@@ -92,7 +92,7 @@ def preview(objects: Sequence[Manifest], now: float, *, coordinator_image: str, 
     expected: dict[tuple[str, str], Manifest] = {
         (it["kind"], it["metadata"]["name"]): it for it in render.support(job, key=_KEY)
     }
-    there = {(it["kind"], it["metadata"]["name"]): it for it in objects if it["kind"] not in (KIND, "Pod")}
+    there = {(it["kind"], it["metadata"]["name"]): it for it in objects if it["kind"] not in (KIND, "Pod", "Node")}
     _check_kinds(there, expected)
     known = job.status.observed_generation is not None
     if known and not there:
@@ -103,16 +103,19 @@ def preview(objects: Sequence[Manifest], now: float, *, coordinator_image: str, 
             f"{KIND} {job.name} has a status, so it has had pods: give those there are as well, as"
             f" 'kubectl get pods -l {JOB_LABEL}={job.name} -o yaml' prints them"
         )
-    mine = list(_of_job(job, pods))
+    mine, nodes = list(_of_job(job, pods)), _nodes(it for it in objects if it["kind"] == "Node")
+    places = {pod.node for pod in mine if pod.node is not None}
     observed = observe(
         job,
         mine,
         support={name: owned(job, there[name]) for name in expected if name in there},
+        nodes={name: nodes[name] for name in places & nodes.keys()},
         coordinator=None,
         fresh_key=_KEY,
         coordinator_image=coordinator_image,
     )
-    assumed = list(_assumptions(job, granted=known and there is expected, foreign=len(pods) - len(observed.pods)))
+    foreign, unknown = len(pods) - len(observed.pods), sorted(places - nodes.keys())
+    assumed = list(_assumptions(job, granted=known and there is expected, foreign=foreign, unknown=unknown))
     return Preview(job=job, todo=plan(job, observed, now), now=now, assumed=tuple(assumed))
 
 
@@ -120,7 +123,9 @@ def _check_kinds(there: Iterable[tuple[str, str]], expected: Iterable[tuple[str,
     kinds = sorted({kind for kind, _ in expected})
     for kind, name in there:
         if kind not in kinds:
-            raise ConfigError(f"{kind} {name}: give a {KIND}, its pods, and if you like its {', '.join(kinds)}")
+            raise ConfigError(
+                f"{kind} {name}: give a {KIND}, its pods, and if you like nodes and its {', '.join(kinds)}"
+            )
 
 
 def _of_job(job: Job, pods: Iterable[Manifest]) -> Iterator[PodView]:
@@ -145,7 +150,21 @@ def _of_job(job: Job, pods: Iterable[Manifest]) -> Iterator[PodView]:
             yield seen
 
 
-def _assumptions(job: Job, *, granted: bool, foreign: int) -> Iterator[str]:
+def _nodes(nodes: Iterable[Manifest]) -> dict[str, NodeView]:
+    """Return what the operator would see of nodes, by name; raises ConfigError for what is no node of Kubernetes."""
+    found = {}
+    for node in nodes:
+        name = node["metadata"]["name"]
+        try:
+            found[name] = node_view(node)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"Node {name} is not as 'kubectl get nodes -o yaml' prints one: {type(error).__name__}: {error}"
+            ) from error
+    return found
+
+
+def _assumptions(job: Job, *, granted: bool, foreign: int, unknown: Sequence[str]) -> Iterator[str]:
     if foreign:
         pods = "1 pod is" if foreign == 1 else f"{foreign} pods are"
         yield f"{pods} not of this job: passed over."
@@ -153,6 +172,8 @@ def _assumptions(job: Job, *, granted: bool, foreign: int) -> Iterator[str]:
         yield "Its Secret, ConfigMap, Service, ServiceAccount and Role are taken to be there."
     if job.status.start_time is not None and not job.status.terminal:
         yield "Its coordinator is not asked: what it said last stands in the status."
+    if unknown and not job.status.terminal:
+        yield f"Nothing is known of node {_listed(unknown)}: what follows from the state of nodes is left out."
 
 
 # --- status ---------------------------------------------------------------------------------------------------------

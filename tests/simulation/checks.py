@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from fthsdp.coordinator.events import Decided, Effect, Removed, Started
 from fthsdp.coordinator.ledger import Ledger
-from fthsdp.coordinator.messages import Cause, EpochRecord, Role
+from fthsdp.coordinator.messages import Cause, EpochRecord, MemberState, Role
 from fthsdp.errors import ReplicaLost, StateDiverged
 from fthsdp.protocol.requests import KeptStep
 from fthsdp.protocol.step_records import Ending
 from fthsdp.ranges import Range, count, subtract, union
 
 if TYPE_CHECKING:
-    from tests.simulation.replica import Gradients, Rank
+    from tests.simulation.replica import Gradients, Rank, Replica
     from tests.simulation.world import World
 
 __all__ = ["Checks", "Violation"]
@@ -41,6 +41,8 @@ class Checks:
         self._states: dict[tuple[int, int], int] = {}
         """By step and rail."""
         self._computed: Counter[tuple[str, int]] = Counter()
+        self._undone: set[tuple[int, int]] = set()
+        """Attempts that were taken out before the run began again: they mean one that never was."""
         self._over = False
         """A replica finished without the coordinator's knowledge, and who is left begins anew until it is ended."""
         self.history: list[str] = []
@@ -89,14 +91,14 @@ class Checks:
         self.steps += 1
         self.endings[ending] += 1
         self.states.add(self._world.fingerprint())
-        if not self._over:
+        if not self._over and rank.name not in self._undone:
             self._committed[kept.reduced.step] = kept.reduced.gradients
         who = [replica for replica, _ in kept.reduced.gradients]
         self.note(f"{rank.label} ({role}) commits step {kept.reduced.step}, {ending}, of {who}")
 
     def final(self, rank: Rank, step: int) -> None:
         """This rank holds that a step can no longer be undone: all who do must mean the same."""
-        if self._over:
+        if self._over or rank.name in self._undone:
             return
         reduced, state = rank.offers.get(step), rank.states.get(step)
         if reduced is not None:
@@ -105,6 +107,16 @@ class Checks:
                 self.fail(f"step {step} has two outcomes: {known}, and {reduced.gradients} at {rank.label}")
         if state is not None and self._states.setdefault((step, rank.number), state) != state:
             self.fail(f"the state after step {step} at {rank.label} is not that of the others")
+
+    def keeps_promise(self, replica: Replica, before: MemberState) -> None:
+        """Who has answered a fence stands where it said until it enters an epoch beyond it."""
+        after = replica.leader.state
+        if before.fence < before.epoch or after.epoch != before.epoch:
+            return
+        stood, stands = ((s.step, s.base, s.catching_up, s.begun) for s in (before, after))
+        if stood != stands:
+            who = f"replica {replica.number} attempt {replica.attempt}"
+            self.fail(f"{who} answered fence {before.fence} with {stood}, and then moves to {stands}")
 
     def same_step(self, rank: Rank, steps: set[int]) -> None:
         """All who took part in a ring meant the same step."""
@@ -160,20 +172,21 @@ class Checks:
 
     def _nothing_lost(self) -> None:
         """The job starts from its beginning only when nobody is left who could go on, or everybody wanted to leave."""
-        replicas = [replica for replica in self._world.replicas.values() if replica.alive]
-        if all(replica.leader.state.leaving for replica in replicas):
+        excused = self._world.excuses.keys() | self._world.links_cut.keys()
+        alive = [replica for replica in self._world.replicas.values() if replica.alive]
+        known = {r.number: r.leader.state for r in alive if (r.number, r.attempt) not in excused}
+        if all(state.leaving for state in known.values()):
             return
-        for replica in replicas:
-            name = (replica.number, replica.attempt)
-            excused = name in self._world.excuses or name in self._world.links_cut
-            if not excused and replica.leader.state.step is not None and replica.leader.state.epoch:
-                self.fail(f"the job starts again, although replica {replica.number} has the state")
+        for replica, state in known.items():
+            if state.step is not None and state.epoch:
+                self.fail(f"the job starts again, although replica {replica} has the state")
 
     def _start_again(self, step: int) -> None:
         """What came after the checkpoint from which the run begins again never was."""
         if self._world.finished:
             self._over = True
             return
+        self._undone |= {(removed.replica, removed.attempt) for removed in self.removed}
         newest = self._world.newest_checkpoint()
         if newest is not None and step != newest[0] and not self._world.excuses:
             self.fail(f"the run begins from step {step}, and there is a checkpoint of {newest[0]}")

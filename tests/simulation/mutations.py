@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from fthsdp.coordinator import membership as coordinator
 from fthsdp.coordinator.ledger import Ledger
 from fthsdp.coordinator.messages import EpochRecord, MemberState
 from fthsdp.protocol import steploop
+from fthsdp.protocol.ballot import Tally
 from fthsdp.protocol.entering import Entry, how_to_enter
 from fthsdp.protocol.leader import Leader
 from fthsdp.protocol.steploop import StepLoop
@@ -151,6 +154,19 @@ def roll_forward_without_a_vote(patch: Patch) -> None:
     patch.setattr(StepLoop, "_voted", voted)
 
 
+def fence_forgotten_in_a_pause(patch: Patch) -> None:
+    """A shadow of a paused job turns full although it has answered a fence."""
+    original = StepLoop._catch_up_in_pause
+
+    def catch_up(self: StepLoop, catchup: Any) -> Any:
+        steps = original(self, catchup)
+        tally = yield next(steps)
+        with suppress(StopIteration):
+            steps.send(Tally(tuple(replace(ballot, allowed=1.0) for ballot in tally.ballots)))
+
+    patch.setattr(StepLoop, "_catch_up_in_pause", catch_up)
+
+
 def nobody_is_ever_lost_by_silence(patch: Patch) -> None:
     """Who says nothing is waited for."""
     original = coordinator.Membership._lose
@@ -196,6 +212,7 @@ MUTATIONS: Sequence[Mutation] = (
     stripes_before_the_roll_forward,
     the_dead_are_counted_in,
     roll_forward_without_a_vote,
+    fence_forgotten_in_a_pause,
     nobody_is_ever_lost_by_silence,
     the_impatient_coordinator,
     the_leaver_takes_the_state_along,

@@ -509,7 +509,10 @@ class Replica:
 
     def lead(self, event: Callable[[Leader], list[Effect]]) -> None:
         """Give the leader an event and carry out its effects."""
-        for effect in event(self.leader):
+        before = self.leader.state
+        effects = event(self.leader)
+        self.world.checks.keeps_promise(self, before)
+        for effect in effects:
             match effect:
                 case TellCoordinator():
                     self.owner.soon(self._say_state)

@@ -6,7 +6,7 @@ from itertools import count, islice
 
 import pytest
 from tests.simulation.exhaustive import pairs, singles
-from tests.simulation.scenarios import Covered, explore, random_case, skirmish_case, small_case
+from tests.simulation.scenarios import Covered, explore, leaving_case, random_case, skirmish_case, small_case
 
 SEED = 1
 
@@ -25,6 +25,10 @@ def test_random_jobs_with_random_faults(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_faults_close_upon_each_other(capsys: pytest.CaptureFixture[str]) -> None:
     expect_nothing(explore(map(skirmish_case, count()), events=100_000), capsys)
+
+
+def test_replicas_leave_close_upon_each_other(capsys: pytest.CaptureFixture[str]) -> None:
+    expect_nothing(explore(map(leaving_case, count()), events=40_000), capsys)
 
 
 def test_every_fault_at_every_point_of_two_steps(capsys: pytest.CaptureFixture[str]) -> None:

@@ -140,7 +140,8 @@ class World:
         self.checks.note(f"replica {replica.number} attempt {replica.attempt} exits with {replica.exit_code}")
         ended = replica.exit_code == 0 and not replica.leader.state.leaving
         loop = replica.ranks[0].loop
-        if loop.full and loop.step >= self.steps and (ended or self._returned is None):
+        final = replica.leader.state.finished is not None
+        if loop.full and loop.step >= self.steps and (final or self._returned is None):
             self._returned = loop.sampler.returned  # also of one that froze after the last step: nobody else may know
         if ended:
             if not self.finished:

@@ -215,4 +215,5 @@ class FailurePolicy(SpecPart):
     in_place: InPlace | None = None
     """When set, even to {}, a replica of which a training process crashed is restarted in the pods that it has, the
     first time; if it fails again before it was stable, and for whatever else befalls it, its pods are replaced. Pods
-    are always replaced where unset."""
+    are always replaced where unset. Needs the command of the first container in the template: what the image would
+    run by itself cannot be known."""

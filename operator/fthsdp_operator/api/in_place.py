@@ -8,11 +8,15 @@ from pydantic import Field
 
 from fthsdp_operator.api.parts import SpecPart
 
-__all__ = ["COMMAND_RULE", "InPlace"]
+__all__ = ["COMMAND_CEL", "COMMAND_RULE", "InPlace"]
 
 COMMAND_RULE = (
     "failurePolicy.inPlace needs the command of the first container in the template: write it into its field command,"
     " as the one that its image has cannot be known"
+)
+COMMAND_CEL = (
+    "!has(self.failurePolicy.inPlace) || size(self.template.spec.containers) == 0"
+    " || (has(self.template.spec.containers[0].command) && size(self.template.spec.containers[0].command) > 0)"
 )
 _MODULE = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$"
 

@@ -12,7 +12,7 @@ PORTS_PER_ATTEMPT = 2
 """Where pods share the network of their node: a process group that is built anew in a pod does not use the port of the
 one before, which may still be listened on."""
 PORTS_PER_REPLICA = 2 * PORTS_PER_ATTEMPT
-"""Attempts take turns, since the pods of the last one may still be there while those of the next one start."""
+"""New pods take turns, since those before may still be there while they start."""
 LAST_PORT = 65535
 PORTS_RULE = (
     "network.masterPort is too high: with hostNetwork each replica and spare has four ports from there on, so lower it"

@@ -37,6 +37,10 @@ _StalledReason: TypeAlias = (
     | Annotated[
         Literal["CallRefused"], "The API server refuses a call, for a limit, a policy or a right that is missing."
     ]
+    | Annotated[
+        Literal["CoordinatorHeld"],
+        "The coordinator's pod is to go and does not, so no other can be started; the message says what keeps it.",
+    ]
     | Annotated[Literal["ReplicasWait"], "They have for five minutes; the message says who, and for what."]
     | Annotated[Literal["NobodyWaits"], "Nothing was refused, and no replica waits for so long."]
 )
@@ -111,6 +115,7 @@ EventReason: TypeAlias = (
     | _RollReason
     | Annotated[Literal["StateLost"], "The job was suspended without a checkpoint: it begins anew."]
     | Annotated[Literal["CoordinatorReplaced"], "The coordinator's pod was lost, and another one created."]
+    | Annotated[Literal["CoordinatorHeld"], "The coordinator's pod does not go, so no other one can be started."]
     | Annotated[Literal["Questionable"], "Something in the spec is allowed and most likely not meant."]
     | Annotated[Literal["CallFailed"], "The API server did not do what the operator asked for; it is tried again."]
     | EndReason

@@ -11,6 +11,7 @@ from fthsdp.data.policies import BatchPolicy, LrPolicy
 from fthsdp_operator.api.deadlines import FORCE_RULE, Deadlines
 from fthsdp_operator.api.failure_policy import CONTAINER_RULE, FailurePolicy
 from fthsdp_operator.api.gang import GangSpec
+from fthsdp_operator.api.in_place import COMMAND_CEL, COMMAND_RULE
 from fthsdp_operator.api.names import MANAGER, MAX_PODS, MAX_PROCESSES, MAX_REPLICAS
 from fthsdp_operator.api.network import PORTS_CEL, PORTS_RULE, NetworkSpec
 from fthsdp_operator.api.node_policy import NodePolicy
@@ -166,6 +167,7 @@ class JobSpec(SpecPart):
                     "message": FORCE_RULE,
                     "fieldPath": ".deadlines.terminationSeconds",
                 },
+                {"rule": COMMAND_CEL, "message": COMMAND_RULE, "fieldPath": ".failurePolicy.inPlace"},
                 {"rule": AFFINITY_CEL, "message": AFFINITY_RULE, "fieldPath": ".placement"},
                 {"rule": PORTS_CEL, "message": PORTS_RULE, "fieldPath": ".network.masterPort"},
             ]

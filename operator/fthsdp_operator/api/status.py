@@ -134,6 +134,8 @@ class ReplicaStatus(StatusPart):
     """The attempt after which its pods are named, if it was restarted in place since; unset where that is attempt."""
     restarts: int = 0
     """Restarts after failures so far."""
+    restarts_in_place: int = 0
+    """Those of them that were made in the pods that it had."""
     recent_restarts: tuple[Time, ...] = ()
     """Those that cost budget, within the longer window of failurePolicy.perReplica and failurePolicy.job."""
     restarts_in_a_row: int = 0
@@ -153,6 +155,11 @@ class ReplicaStatus(StatusPart):
     def named_after(self) -> int:
         """The attempt that is part of its pods' names."""
         return self.attempt if self.pods_attempt is None else self.pods_attempt
+
+    @property
+    def generation(self) -> int:
+        """How often it has got new pods so far."""
+        return self.attempt - self.restarts_in_place
 
 
 class CoordinatorStatus(StatusPart):

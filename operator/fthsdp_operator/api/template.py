@@ -90,6 +90,11 @@ _CONTAINER_SCHEMA: dict[str, Any] = {
     "required": ["name"],
     "properties": {
         "name": {"type": "string", "minLength": 1, "maxLength": 63, "description": "Name of the container."},
+        "command": {
+            "type": "array",
+            "description": "What runs in the container; the entrypoint of its image where unset.",
+            "items": {"type": "string"},
+        },
         "restartPolicy": {
             "type": "string",
             "description": "Never or left out for the first container; Always makes an init container a sidecar.",

@@ -10,7 +10,7 @@ rules look at of each. It is fed by a LIST, then a watch, and after each gap a L
 
 So a mirror never goes back in time, and what it has once shown it shows until that has changed. It is late by as much
 as the watch is, which is harmless: nothing is concluded from a pod that is missing unless its end was told, or the API
-server was asked (``execute``).
+server was asked (``execute``). Of a server that goes back itself, nothing that was heard holds any more: ``Restored``.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from fthsdp.errors import FthsdpError
 from fthsdp_operator.observed.known import AttemptKey, AttemptPods, JobPods, attempt_key
 from fthsdp_operator.observed.observe import JobKey, PodView
 
-__all__ = ["Mirror", "Pods", "Seen"]
+__all__ = ["Mirror", "Pods", "Restored", "Seen"]
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +32,17 @@ Manifest = Mapping[str, Any]
 V = TypeVar("V")
 Changed = Callable[[V | None, V, bool], None]
 """Takes an object as it was known before, as it is now or was last, and whether it is gone."""
+
+
+class Restored(FthsdpError):
+    """The server has gone back to an earlier version than it has told of."""
+
+    def __init__(self, what: str, told: str | int, now: str | int) -> None:
+        """``what``: the collection; both versions."""
+        super().__init__(
+            f"the API server has gone back from version {told} to {now} of {what}: its data was restored from a copy,"
+            " so all that was heard of it is forgotten"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,24 +78,17 @@ class Mirror(Generic[V]):
         return None if it is None else Seen(uid=metadata["uid"], version=_number(metadata["resourceVersion"]), it=it)
 
     def replace(self, found: Iterable[Seen[V]], version: str) -> None:
-        """Take in a LIST of everything as it was at ``version``.
-
-        One that is older than what was told comes from a server whose data was restored from a copy: then it counts
-        alone.
-        """
+        """Take in a LIST of everything as it was at ``version``; raises Restored when that is before what was told."""
         as_of = _number(version)
-        restored = as_of < self._told
+        if as_of < self._told:
+            raise Restored("a list", self._told, as_of)
         listed = {seen.uid: seen for seen in found}
         for uid, seen in list(self._known.items()):
-            if uid not in listed and (restored or seen.version <= as_of):
+            if uid not in listed and seen.version <= as_of:
                 self._end(uid, None)
-        self._forgotten = {
-            uid: version
-            for uid, version in self._forgotten.items()
-            if not restored and (uid in listed or version > as_of)
-        }
+        self._forgotten = {uid: version for uid, version in self._forgotten.items() if uid in listed or version > as_of}
         for seen in listed.values():
-            self._take(seen, even_older=restored)
+            self._take(seen)
         self._told = as_of
 
     def hear(self, kind: str, manifest: Manifest) -> None:
@@ -111,9 +116,9 @@ class Mirror(Generic[V]):
             self._forgotten[uid] = self._known[uid].version
             self._end(uid, None)
 
-    def _take(self, seen: Seen[V], *, even_older: bool = False) -> None:
+    def _take(self, seen: Seen[V]) -> None:
         before = self._known.get(seen.uid)
-        if seen.uid in self._forgotten or (before is not None and before.version > seen.version and not even_older):
+        if seen.uid in self._forgotten or (before is not None and before.version > seen.version):
             return
         self._known[seen.uid] = seen
         if before is None or before.it != seen.it:

@@ -5,6 +5,14 @@ as long as the watch goes on from the version that was heard last, however often
 does not know any more what happened since (410 Gone), or says something that cannot be understood, a LIST closes the
 gap, and what is not in it is gone. Should all of that fail, a LIST comes every ``RELIST`` seconds in any case.
 
+A server whose data was restored from a copy would say nothing more for long: all that happens is older than what was
+heard. So it is asked for its version before a watch goes on that broke. When that has gone back, ``Restored`` ends it,
+and the process with it: a new one begins from what there is.
+
+A server that refuses is asked again as soon as one that fails: an authorizer that is late, or a role that is replaced,
+refuses for a moment. What was known counts for ``FORBIDDEN_GRACE`` seconds, and the watch goes on where it was. After
+that nothing is known until a LIST is allowed, and it is asked ever less often: somebody may have taken the right away.
+
 A watch that says nothing looks like one that is dead. It asks the server to end it after ``WATCH_TIME``, and a stream
 that is silent for longer than ``SILENCE`` is given up and taken up again where it stopped. Bookmarks are no sign of
 life to rely on: of a kind in which nothing has changed since the server started, it sends none.
@@ -21,7 +29,7 @@ from contextlib import aclosing
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 from fthsdp_operator.cluster import Busy, ClusterError, Forbidden
-from fthsdp_operator.informers.cache import Mirror, Seen
+from fthsdp_operator.informers.cache import Mirror, Restored, Seen
 
 __all__ = ["RELIST", "SILENCE", "WATCH_TIME", "Gap", "Informer", "Source"]
 
@@ -32,14 +40,16 @@ WATCH_TIME = 60
 SILENCE = 90.0
 """Seconds without a word after which a watch is given up: the server should have ended it."""
 RELIST = 1800.0
-"""Seconds after which everything is listed anew whatever was heard: for servers whose data was restored from a copy."""
+"""Seconds after which everything is listed anew whatever was heard."""
 SHORTEST = 1.0
 """Seconds: a watch that ends before, and says nothing, is none, and is not tried again at once."""
 FIRST_RETRY = 0.2
 LONGEST_RETRY = 15.0
 """Seconds until it is tried again; doubled each time, with up to as much again at random."""
 FORBIDDEN_RETRY = 60.0
-"""Seconds until it is tried again where we had no right to it: somebody may grant it."""
+"""The longest of these waits in seconds where we have no right to it: somebody may grant it."""
+FORBIDDEN_GRACE = 15.0
+"""Seconds for which what is known counts while the server refuses to show it."""
 
 Manifest = Mapping[str, Any]
 V = TypeVar("V")
@@ -56,9 +66,16 @@ class Source(Protocol):
         """Yield all objects as they are at one moment, in pages, each with the version that stands for that moment."""
         ...
 
-    def watch(self, version: str, *, seconds: int, silence: float) -> AsyncGenerator[tuple[str, Manifest]]:
+    async def newest(self) -> str:
+        """Return the version at which the server is now."""
+        ...
+
+    def watch(
+        self, version: str, *, seconds: int, silence: float, opened: Callable[[], None]
+    ) -> AsyncGenerator[tuple[str, Manifest]]:
         """Yield kind and object of each event since, bookmarks included; ends after ``seconds``.
 
+        ``opened`` is called once the server has agreed to it, which may be long before the first event.
         Raises Gap, and ClusterError when the connection breaks or says nothing for ``silence`` seconds.
         """
         ...
@@ -91,14 +108,19 @@ class Informer(Generic[V]):
         """The moment up to which everything is known; empty: a LIST is needed."""
         self._listed = 0.0
         self._failures = 0
-        self._forbidden = False
+        self._broke = False
+        """Nobody has answered since it was asked for its version last."""
+        self._refused_since = 0.0
+        """When it was first refused of late."""
+        self.refused = ""
+        """What the server said when it refused to show the collection; empty while it does not."""
 
     def age(self) -> float:
         """Return for how many seconds the server has said nothing."""
         return self._clock() - self._heard
 
     async def follow(self) -> NoReturn:
-        """Follow until cancelled."""
+        """Follow until cancelled; raises Restored."""
         self._hear()  # silence counts from here on: an operator may have stood by for days
         while True:
             wait = await self._turn()
@@ -111,6 +133,8 @@ class Informer(Generic[V]):
             if not self._version or self._clock() - self._listed >= RELIST:
                 self._listed = self._clock()  # where a list fails that need not be, the watch goes on
                 await self._list()
+            elif self._broke:
+                await self._make_sure()
             return await self._watch()
         except Gap as error:
             self._version = ""
@@ -118,13 +142,15 @@ class Informer(Generic[V]):
             self._failures += 1
             log.info("the watch of %s has a gap, which a LIST closes in %.1f s: %s", self._what, wait, error)
         except Forbidden as error:
-            self._note_forbidden(error)
-            wait = FORBIDDEN_RETRY * (1.0 + self._chance())
+            wait = max(self._wait(FORBIDDEN_RETRY), error.retry_after)
+            self._failures += 1
+            self._note_refusal(error, wait)
         except ClusterError as error:
             if isinstance(error, Busy):
                 self._hear()  # it answers, and a new process would hear the same
             wait = max(self._wait(), error.retry_after)
             self._failures += 1
+            self._broke = True
             log.warning("the watch of %s broke, and goes on in %.1f s: %s", self._what, wait, error)
         return wait
 
@@ -137,15 +163,22 @@ class Informer(Generic[V]):
                 version = as_of
                 self._hear()
         self.mirror.replace(found, version)
-        self._version = version
-        if self._forbidden:
-            log.info("the right to see %s was granted", self._what)
-        self.known, self._forbidden = True, False
+        self._version, self._broke = version, False
+        self._note_grant()
+        self.known = True
         self.settled.set()
+
+    async def _make_sure(self) -> None:
+        """Raise Restored when the server has gone back."""
+        now = await self._source.newest()
+        if int(now) < int(self._version):
+            raise Restored(self._what, self._version, now)
+        self._broke = False
 
     async def _watch(self) -> float:
         began, heard = self._clock(), False
-        async with aclosing(self._source.watch(self._version, seconds=WATCH_TIME, silence=SILENCE)) as events:
+        stream = self._source.watch(self._version, seconds=WATCH_TIME, silence=SILENCE, opened=self._note_grant)
+        async with aclosing(stream) as events:
             async for kind, it in events:
                 self._hear()
                 self.mirror.hear(kind, it)
@@ -162,13 +195,22 @@ class Informer(Generic[V]):
     def _hear(self) -> None:
         self._heard = self._clock()
 
-    def _note_forbidden(self, error: Forbidden) -> None:
-        """What was known grows old from now on, so nothing is."""
-        if not self._forbidden:
-            log.warning("%s are not seen, which is tried again every minute: %s", self._what, error)
-        self.known, self._forbidden, self._version = False, True, ""
+    def _note_refusal(self, error: Forbidden, wait: float) -> None:
+        """What was known grows old from now on: for a while that does not matter, then nothing is known."""
         self._hear()
+        if not self.refused:
+            log.warning("%s are not shown to us, which is tried again in %.1f s: %s", self._what, wait, error)
+            self._refused_since = self._clock()
+        self.refused = str(error)
+        if self.known and self._clock() - self._refused_since >= FORBIDDEN_GRACE:
+            log.warning("%s are not known any more, until we may see them: %s", self._what, error)
+            self.known, self._version = False, ""
         self.settled.set()
 
-    def _wait(self) -> float:
-        return min(LONGEST_RETRY, FIRST_RETRY * 2.0 ** min(self._failures, 20)) * (1.0 + self._chance())
+    def _note_grant(self) -> None:
+        if self.refused:
+            log.info("%s are shown to us again", self._what)
+            self.refused = ""
+
+    def _wait(self, longest: float = LONGEST_RETRY) -> float:
+        return min(longest, FIRST_RETRY * 2.0 ** min(self._failures, 20)) * (1.0 + self._chance())

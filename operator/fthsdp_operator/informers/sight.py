@@ -55,7 +55,8 @@ class Sight:
         if followed is None:
             raise ClusterError(f"the pods of namespace {namespace} are not followed")
         if not followed.known:
-            raise ClusterError(f"the pods of namespace {namespace} are not known yet")
+            why = f": we may not see them: {followed.refused}" if followed.refused else " yet"
+            raise ClusterError(f"the pods of namespace {namespace} are not known{why}")
         return self._pods.of((namespace, job))
 
     def nodes(self) -> Mapping[str, NodeView]:
@@ -78,6 +79,12 @@ class Sight:
     def age(self) -> float:
         """Return for how many seconds the collection that is silent longest has been so."""
         return max((informer.age() for informer in self._informers()), default=0.0)
+
+    def refusals(self) -> Mapping[tuple[str, str], bool]:
+        """Return of each collection, by resource and namespace (empty: all), whether the API server refuses it."""
+        pods = {("pods", namespace): bool(followed.refused) for namespace, followed in self._followed.items()}
+        nodes = self._nodes_followed
+        return pods if nodes is None else {**pods, ("nodes", ""): bool(nodes.refused)}
 
     # --- following it ---
 

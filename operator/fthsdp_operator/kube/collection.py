@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -37,17 +37,28 @@ class Collection:
                 answer = await self._requests.make("GET", self._path, query=query)
             except Gone as error:  # the first pages are too old for the next one
                 raise Gap(str(error)) from error
-            metadata, page = answer.get("metadata") or {}, answer.get("items") or []
-            if not _is_version(metadata.get("resourceVersion")) or not all(map(_is_object, page)):
+            metadata, page = _metadata(answer), answer.get("items") or []
+            if not _has_version(answer) or not isinstance(page, list) or not all(map(_is_object, page)):
                 raise ClusterError(f"GET {self._path}: this is no list: {str(answer)[:200]}")
             yield page, metadata["resourceVersion"]
             more = metadata.get("continue") or ""
             if not more:
                 return
 
-    async def watch(self, version: str, *, seconds: int, silence: float) -> AsyncGenerator[tuple[str, Manifest]]:
+    async def newest(self) -> str:
+        """Return the version at which the server is now."""
+        answer = await self._requests.make("GET", self._path, query={"limit": "1"})
+        if not _has_version(answer):
+            raise ClusterError(f"GET {self._path}: this is no list: {str(answer)[:200]}")
+        version: str = answer["metadata"]["resourceVersion"]
+        return version
+
+    async def watch(
+        self, version: str, *, seconds: int, silence: float, opened: Callable[[], None]
+    ) -> AsyncGenerator[tuple[str, Manifest]]:
         """Yield kind and object of each event since, bookmarks included; ends after ``seconds``.
 
+        ``opened`` is called once the server has agreed to it, which may be long before the first event.
         Raises Gap, and ClusterError when the connection breaks or says nothing for ``silence`` seconds.
         """
         query = {
@@ -57,12 +68,16 @@ class Collection:
             "resourceVersion": version,
             "timeoutSeconds": str(seconds),
         }
+        answer = self._requests.lines(self._path, query=query, silence=silence, opened=opened)
         try:
-            async with aclosing(self._requests.lines(self._path, query=query, silence=silence)) as lines:
+            async with aclosing(answer) as lines:
                 async for line in lines:
                     yield _event(self._path, line)
         except Gone as error:
             raise Gap(str(error)) from error
+
+
+_ERRORS: Mapping[object, type[ClusterError]] = {403: Forbidden, 410: Gap}
 
 
 def _event(path: str, line: bytes) -> tuple[str, Manifest]:
@@ -71,10 +86,10 @@ def _event(path: str, line: bytes) -> tuple[str, Manifest]:
         kind, it = event["type"], event["object"]
     except (ValueError, KeyError, TypeError):
         raise Gap(f"watch of {path}: this is no event: {line[:200]!r}") from None
-    if kind == "ERROR":
+    if kind == "ERROR" and isinstance(it, Mapping):
         words = f"watch of {path}: {it.get('code', '')} {it.get('reason', '')}: {it.get('message', '')}"
-        raise {403: Forbidden, 410: Gap}.get(it.get("code"), ClusterError)(words)
-    if kind == "BOOKMARK" and _is_version((it.get("metadata") or {}).get("resourceVersion")):
+        raise _ERRORS.get(it.get("code"), ClusterError)(words)
+    if kind == "BOOKMARK" and _has_version(it):
         return kind, it
     if kind not in ("ADDED", "MODIFIED", "DELETED") or not _is_object(it):
         raise Gap(f"watch of {path}: this is no event: {line[:200]!r}")
@@ -83,12 +98,15 @@ def _event(path: str, line: bytes) -> tuple[str, Manifest]:
 
 def _is_object(it: object) -> bool:
     """It has what a mirror needs of each."""
-    metadata = it.get("metadata") if isinstance(it, Mapping) else None
-    if not isinstance(metadata, Mapping):
-        return False
-    names = all(isinstance(metadata.get(field), str) for field in ("name", "uid"))
-    return names and _is_version(metadata.get("resourceVersion"))
+    metadata = _metadata(it)
+    return _has_version(it) and all(isinstance(metadata.get(field), str) for field in ("name", "uid"))
 
 
-def _is_version(version: object) -> bool:
+def _has_version(it: object) -> bool:
+    version = _metadata(it).get("resourceVersion")
     return isinstance(version, str) and version.isdecimal()
+
+
+def _metadata(it: object) -> Mapping[str, Any]:
+    metadata = it.get("metadata") if isinstance(it, Mapping) else None
+    return metadata if isinstance(metadata, Mapping) else {}

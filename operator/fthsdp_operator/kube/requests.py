@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import json
 import math
+import ssl
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -33,7 +36,7 @@ from fthsdp_operator.cluster import (
     Unanswered,
 )
 
-__all__ = ["REQUEST_TIMEOUT", "Access", "Gone", "NotFound", "Requests"]
+__all__ = ["REQUEST_TIMEOUT", "Access", "Gone", "NotFound", "Requests", "trusting"]
 
 REQUEST_TIMEOUT = 30.0
 """Seconds for one request to the API server."""
@@ -42,7 +45,12 @@ LONGEST_RETRY_AFTER = 60.0
 LONGEST_LINE = 16 * 2**20
 """Bytes of one line of a stream. An object has at most a tenth of that."""
 
+LONGEST_WORDS = 2000
+"""Characters of what the server says that are kept: where it refuses an object, it may repeat much of it."""
+
 Query = Mapping[str, str]
+_FAILED = (aiohttp.ClientError, TimeoutError, OSError, config.ConfigException)
+"""What a request fails with that has no answer; the last: where the account's token cannot be read just now."""
 
 
 class NotFound(Refused):
@@ -104,7 +112,10 @@ class Requests:
         settings.trace_configs = list(traces)
         if most is not None:
             settings.connection_pool_maxsize = most
-        return cls(ApiClient(settings))
+        client = ApiClient(settings)
+        if settings.ssl_ca_cert:
+            settings.trace_configs.append(trusting(client.rest_client.ssl_context, settings.ssl_ca_cert))
+        return cls(client)
 
     def only_while(self, time_left: Callable[[], float]) -> None:
         """Ask this before each call from now on: it returns the seconds that one may take, or does not return."""
@@ -134,13 +145,16 @@ class Requests:
         try:
             response = await self._send(method, path, query, limit, body=body, content_type=content_type)
             content = await response.read()
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        except _FAILED as error:
             raise _unanswered(what, error) from error
         return _answer(what, response, content)
 
-    async def lines(self, path: str, *, query: Query, silence: float) -> AsyncGenerator[bytes]:
+    async def lines(
+        self, path: str, *, query: Query, silence: float, opened: Callable[[], None]
+    ) -> AsyncGenerator[bytes]:
         """Yield each line of an answer that goes on until the server ends it; what has no end is no line.
 
+        ``opened`` is called as soon as the answer begins.
         Raises ClusterError with what the server said, Unanswered when the connection breaks within a line or says
         nothing for ``silence`` seconds.
         """
@@ -151,6 +165,7 @@ class Requests:
             try:
                 if response.status != 200:
                     _answer(what, response, await response.read())
+                opened()
                 rest = b""
                 async for chunk in response.content.iter_any():
                     *whole, rest = (rest + chunk).split(b"\n")
@@ -162,7 +177,7 @@ class Requests:
                     raise Unanswered(f"{what}: it ended within a line")
             finally:
                 response.close()
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        except _FAILED as error:
             raise _unanswered(what, error) from error
 
     async def _send(
@@ -188,6 +203,23 @@ class Requests:
         return response
 
 
+def trusting(context: ssl.SSLContext, authorities: str) -> aiohttp.TraceConfig:
+    """Return what a session is given so that it trusts a new authority of the cluster, when its file has got one.
+
+    A service account's file changes in its pod, and nobody tells. It is read again when a server's certificate is not
+    trusted: the next attempt is made with it.
+    """
+    traces = aiohttp.TraceConfig()
+
+    async def failed(_: aiohttp.ClientSession, __: SimpleNamespace, end: aiohttp.TraceRequestExceptionParams) -> None:
+        if isinstance(end.exception, aiohttp.ClientConnectorCertificateError):
+            with suppress(OSError):
+                context.load_verify_locations(cafile=authorities)
+
+    traces.on_request_exception.append(failed)
+    return traces
+
+
 def _unanswered(what: str, error: BaseException) -> Unanswered:
     return Unanswered(f"{what}: the API server does not answer: {error or type(error).__name__}")
 
@@ -195,6 +227,13 @@ def _unanswered(what: str, error: BaseException) -> Unanswered:
 def _retry_after(header: str | None) -> float:
     """Seconds; a date, which the API server never sends, counts as none."""
     return min(float(header), LONGEST_RETRY_AFTER) if header and header.isdecimal() else 0.0
+
+
+def _causes(words: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the causes that an API server names; what stands before it may have answered in words of its own."""
+    details = words.get("details")
+    causes = details.get("causes") if isinstance(details, dict) else None
+    return [cause for cause in causes if isinstance(cause, dict)] if isinstance(causes, list) else []
 
 
 _ERRORS = {403: Forbidden, 404: NotFound, 409: Conflict, 410: Gone}
@@ -205,15 +244,14 @@ def _answer(what: str, response: aiohttp.ClientResponse, content: bytes) -> Mani
     try:
         answer = json.loads(content)
     except ValueError:
-        answer = {"message": content[:200].decode(errors="replace")}
+        answer = None
     if status < 300 and isinstance(answer, dict):
         return answer
-    words = answer if isinstance(answer, dict) else {}
-    message = f"{what}: {status} {words.get('reason', '')}: {words.get('message', '')}"
+    words = answer if isinstance(answer, dict) else {"message": content[:200].decode(errors="replace")}
+    message = f"{what}: {status} {words.get('reason', '')}: {str(words.get('message', ''))[:LONGEST_WORDS]}"
     if words.get("reason") == "AlreadyExists":
         raise AlreadyExists(message)
-    causes = (words.get("details") or {}).get("causes") or ()
-    if status == 403 and any(cause.get("reason") == "NamespaceTerminating" for cause in causes):
+    if status == 403 and any(cause.get("reason") == "NamespaceTerminating" for cause in _causes(words)):
         raise NamespaceEnding(message)
     kind = Busy if status == 429 or status >= 500 else _ERRORS.get(status, Refused if status >= 400 else ClusterError)
     raise kind(message, retry_after=_retry_after(response.headers.get("Retry-After")))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Protocol
 
-from aiohttp import ClientSession, TraceConfig, TraceRequestEndParams, TraceRequestExceptionParams
+from aiohttp import ClientResponse, ClientSession, TraceConfig, TraceRequestEndParams, TraceRequestExceptionParams
 from yarl import URL
 
 __all__ = ["Listener", "trace", "verb"]
@@ -23,6 +23,10 @@ class Listener(Protocol):
 
     def listed(self, path: str) -> None:
         """A collection was listed."""
+        ...
+
+    def refused(self, path: str, *, forbidden: bool) -> None:
+        """A list or a watch was refused: we have no right to it, or the server cannot do it now."""
         ...
 
     def opened(self, path: str, signs: Callable[[], int]) -> None:
@@ -49,17 +53,24 @@ def _path(url: URL) -> str:
     return found.group() if found is not None else url.path
 
 
+def _tell(listener: Listener, kind: str, path: str, response: ClientResponse) -> None:
+    if response.status in (403, 429) or response.status >= 500:
+        listener.refused(path, forbidden=response.status == 403)
+    elif response.status == 200 and kind == "watch":
+        listener.opened(path, lambda: response.content.total_bytes + response.content.is_eof())
+    elif response.status == 200:
+        listener.listed(path)
+
+
 def trace(count: Count, listener: Listener | None = None) -> TraceConfig:
     """Return what a session is given so that its requests are counted, and its watches heard."""
     config = TraceConfig()
 
     async def answered(_: ClientSession, __: SimpleNamespace, end: TraceRequestEndParams) -> None:
-        kind, response = verb(end.method, end.url), end.response
-        count(kind, str(response.status))
-        if listener is not None and response.status == 200 and kind == "watch":
-            listener.opened(_path(end.url), lambda: response.content.total_bytes + response.content.is_eof())
-        elif listener is not None and response.status == 200 and kind == "list":
-            listener.listed(_path(end.url))
+        kind = verb(end.method, end.url)
+        count(kind, str(end.response.status))
+        if listener is not None and kind in ("list", "watch"):
+            _tell(listener, kind, _path(end.url), end.response)
 
     async def failed(_: ClientSession, __: SimpleNamespace, end: TraceRequestExceptionParams) -> None:
         count(verb(end.method, end.url), "error")

@@ -36,16 +36,16 @@ def lead(spec: Manifest, *, port: int) -> None:
         spec["containers"] = [_claiming(first, port), *others]
 
 
-def master_port(job: Job, replica: int, attempt: int) -> int:
-    """Return the port of torch's rendezvous of an attempt.
+def master_port(job: Job, replica: int, generation: int) -> int:
+    """Return the port of torch's rendezvous in pods of a replica that has got new ones so often before.
 
     Pods with an address of their own all use the same. On the network of a node no two may that can be there at a time:
-    not two replicas, and not an attempt and the one before, which may still be on its way out.
+    not two replicas, and not the pods of one and those before, which may still be on their way out.
     """
     first = job.spec.network.master_port
     if not job.spec.template["spec"].get("hostNetwork"):
         return first
-    return first + PORTS_PER_REPLICA * replica + PORTS_PER_ATTEMPT * (attempt % 2)
+    return first + PORTS_PER_REPLICA * replica + PORTS_PER_ATTEMPT * (generation % 2)
 
 
 def _share_memory(spec: Manifest) -> None:

@@ -85,22 +85,26 @@ def selector(job: str) -> str:
 # --- training pods --------------------------------------------------------------------------------------------------
 
 
-def training_pod(job: Job, *, replica: int, attempt: int, index: int) -> Manifest:
-    """Return one pod of one attempt of a replica."""
-    return next(training_pods(job, replica=replica, attempt=attempt, indices=(index,)))
+def training_pod(job: Job, *, replica: int, attempt: int, index: int, generation: int | None = None) -> Manifest:
+    """Return one pod of one attempt of a replica, as ``training_pods`` does."""
+    return next(training_pods(job, replica=replica, attempt=attempt, indices=(index,), generation=generation))
 
 
-def training_pods(job: Job, *, replica: int, attempt: int, indices: Iterable[int]) -> Iterator[Manifest]:
+def training_pods(
+    job: Job, *, replica: int, attempt: int, indices: Iterable[int], generation: int | None = None
+) -> Iterator[Manifest]:
     """Yield pods of one attempt of a replica.
 
+    ``generation``: how often the replica has got new pods before; ``attempt`` unless it was restarted in its pods.
     There may be thousands of them: what they have in common is rendered once, and is the same object in all of them.
     """
-    common, port = _common(job, replica, attempt), master_port(job, replica, attempt)
+    port = master_port(job, replica, attempt if generation is None else generation)
+    common = _common(job, replica, attempt, port)
     for index in indices:
         yield _numbered(common, pod_name(job.name, replica, attempt, index), index, port)
 
 
-def _common(job: Job, replica: int, attempt: int) -> Manifest:
+def _common(job: Job, replica: int, attempt: int, port: int) -> Manifest:
     """Return what all pods of an attempt have in common."""
     template = copy.deepcopy(job.spec.template)
     metadata, spec = template.get("metadata") or {}, template["spec"]
@@ -109,7 +113,7 @@ def _common(job: Job, replica: int, attempt: int) -> Manifest:
     spec |= {"restartPolicy": "Never", "subdomain": job.name}
     spec["volumes"] = [*(spec.get("volumes") or []), *_volumes(job)]
     _prefer_other_nodes(spec, [node.name for node in job.status.avoided_nodes])
-    env = _environment(job, replica, attempt)
+    env = _environment(job, replica, attempt, port)
     kept = job.spec.failure_policy.in_place
     if kept is not None:
         _launch(spec, kept)
@@ -186,8 +190,8 @@ def _equip(container: Manifest, env: Sequence[Manifest], mounts: Sequence[Manife
     container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
 
 
-def _environment(job: Job, replica: int, attempt: int) -> list[Manifest]:
-    master, port = f"{pod_name(job.name, replica, attempt, 0)}.{job.name}", master_port(job, replica, attempt)
+def _environment(job: Job, replica: int, attempt: int, port: int) -> list[Manifest]:
+    master = f"{pod_name(job.name, replica, attempt, 0)}.{job.name}"
     values = {
         environment.JOB: job.name,
         environment.REPLICA: replica,

@@ -115,6 +115,8 @@ class PodView:
     """Unix time at which its object was created."""
     hold: Hold | None = None
     """What keeps it from starting; None when that just takes its time, as the first pull of an image does."""
+    finalizers: tuple[str, ...] = ()
+    """Who has something to do before its object may go."""
 
     @property
     def exit(self) -> Exit | None:
@@ -341,6 +343,7 @@ def view(pod: Manifest) -> PodView | None:
         conditions=_conditions(status),
         created=seconds(metadata.get("creationTimestamp")),
         hold=_hold(status),
+        finalizers=tuple(metadata.get("finalizers") or ()),
     )
 
 

@@ -9,6 +9,7 @@ nothing of what was deleted meanwhile: a pod that nobody reports as deleted is a
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import math
 import signal
@@ -20,6 +21,7 @@ from typing import Any
 
 import aiohttp
 import kopf
+from aiohttp import web
 from prometheus_client.aiohttp import make_aiohttp_handler
 
 from fthsdp.errors import ConfigError
@@ -27,10 +29,10 @@ from fthsdp_operator.api import API_VERSION, GROUP, PLURAL, VERSION
 from fthsdp_operator.cluster import Cluster, ClusterError, Refused
 from fthsdp_operator.execute import Memory, reconcile
 from fthsdp_operator.informers.informer import SILENCE, WATCH_TIME
-from fthsdp_operator.informers.sight import Sight
+from fthsdp_operator.informers.sight import EVERYWHERE, Sight
 from fthsdp_operator.kube.apiserver import KubernetesCluster
 from fthsdp_operator.kube.lease import Leadership, Place, identity
-from fthsdp_operator.kube.requests import Access
+from fthsdp_operator.kube.requests import Access, trusting
 from fthsdp_operator.kube.traces import trace
 from fthsdp_operator.observed.observe import JobKey, PodView
 from fthsdp_operator.process import logs
@@ -53,6 +55,9 @@ several times, and one look is enough for all that came meanwhile."""
 TWICE_IN = 0.2
 """Seconds within which a job is looked at twice at most: what happens to it is looked at at once, and of a thousand
 pods that go, which each tell of it, not each by itself."""
+RETRY_FIRST = 0.5
+RETRY_LONGEST = 15.0
+"""Seconds until jobs are listed or watched again after that failed or was refused; doubled each time."""
 LEAST_WAIT = 0.05
 """Seconds between two looks at a job that wants to be looked at again at once."""
 
@@ -237,9 +242,17 @@ async def _operate(
     await cluster.check()
     reconciler = Reconciler(cluster, metrics=metrics)
     sight.listen(reconciler.pods_event)
-    watches = Watches(_watched(namespaces), clock=time.monotonic)
-    metrics.lead(queue_depth=lambda: reconciler.queue.depth, watch_age=lambda: max(watches.age(), sight.age()))
-    alive = partial(_alive, cluster, reconciler.queue, lambda: max(watches.age(), sight.age()), limits)
+    watches = Watches(map(_jobs_of, namespaces or [EVERYWHERE]), clock=time.monotonic)
+    metrics.lead(
+        queue_depth=lambda: reconciler.queue.depth,
+        watch_age=lambda: max(watches.age(), sight.age()),
+        forbidden=partial(_forbidden, sight, watches, namespaces),
+    )
+
+    async def probed(_: web.Request) -> web.Response:
+        silent = max(watches.age(), sight.age())
+        return await answer(_alive(cluster, reconciler.queue, silent, limits))
+
     workers = [asyncio.create_task(_work(reconciler, sight)) for _ in range(WORKERS)]
     operator = kopf.operator(
         registry=_registry(reconciler, access, partial(_stop, workers), trace(metrics.request, watches)),
@@ -249,7 +262,7 @@ async def _operate(
         namespaces=namespaces,
     )
     try:
-        async with serving(health_port, "/healthz", lambda _: answer(alive())):
+        async with serving(health_port, "/healthz", probed):
             await _while_followed(sight, operator)
     finally:
         await _stop(workers)
@@ -277,11 +290,12 @@ async def _while_followed(sight: Sight, work: Coroutine[Any, Any, None]) -> None
     working.result()
 
 
-async def _alive(
-    cluster: KubernetesCluster, queue: WorkQueue[JobKey], watch_age: Callable[[], float], limits: Limits
-) -> None:
-    """Raise Unwell when nothing is heard though the API server answers, or nothing gets done though there is work."""
-    silent, stuck = watch_age(), queue.stuck()
+async def _alive(cluster: KubernetesCluster, queue: WorkQueue[JobKey], silent: float, limits: Limits) -> None:
+    """Raise Unwell when nothing is heard though the API server answers, or nothing gets done though there is work.
+
+    ``silent``: seconds for which the watch that is silent longest has been so.
+    """
+    stuck = queue.stuck()
     if stuck > limits.work:
         raise Unwell(f"no reconcile has ended for {stuck:.0f} s, and there is something to do")
     if silent > limits.watch and await cluster.answers():
@@ -294,10 +308,15 @@ async def _stop(workers: Sequence[asyncio.Task[None]]) -> None:
     await asyncio.gather(*workers, return_exceptions=True)
 
 
-def _watched(namespaces: Sequence[str]) -> Iterator[str]:
-    """Yield the paths of all collections that kopf watches."""
-    for part in [f"/namespaces/{namespace}" for namespace in namespaces] or [""]:
-        yield f"/apis/{API_VERSION}{part}/{PLURAL}"
+def _jobs_of(namespace: str) -> str:
+    """Return the path of a collection that kopf watches."""
+    return f"/apis/{API_VERSION}{f'/namespaces/{namespace}' if namespace else ''}/{PLURAL}"
+
+
+def _forbidden(sight: Sight, watches: Watches, namespaces: Sequence[str]) -> Mapping[tuple[str, str], bool]:
+    """Return of all that is watched, by resource and namespace, whether the API server refuses it."""
+    jobs = {(PLURAL, namespace): watches.forbids(_jobs_of(namespace)) for namespace in namespaces or [EVERYWHERE]}
+    return {**sight.refusals(), **jobs}
 
 
 def _registry(
@@ -325,11 +344,12 @@ def _registry(
 
 def _session(access: kopf.ConnectionInfo, listener: aiohttp.TraceConfig) -> kopf.AiohttpSession:
     """Connect as kopf would, and hear what it hears: it tells nobody of bookmarks."""
+    context = access.as_ssl_context()
     session = aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, ssl=access.as_ssl_context()),
+        connector=aiohttp.TCPConnector(limit=0, ssl=context),
         headers=access.as_http_headers(),
         proxy=access.proxy_url,
-        trace_configs=[listener],
+        trace_configs=[listener, *([trusting(context, str(access.ca_path))] if access.ca_path else [])],
     )
     return kopf.AiohttpSession(server=access.server, aiohttp_session=session)
 
@@ -352,10 +372,18 @@ async def _credentials(access: Access) -> kopf.ConnectionInfo:
     )
 
 
+class _Backoffs:
+    """Seconds between the attempts of kopf at a request. It would end the operator after some; these never end."""
+
+    def __iter__(self) -> Iterator[float]:
+        return (min(RETRY_LONGEST, RETRY_FIRST * 2.0 ** min(count, 20)) for count in itertools.count())
+
+
 def _settings() -> kopf.OperatorSettings:
     settings = kopf.OperatorSettings()
     settings.scanning.disabled = True  # what is watched is known; watching definitions and namespaces would take rights
     settings.watching.server_timeout = WATCH_TIME  # each is seen to live by its end
     settings.watching.inactivity_timeout = SILENCE
+    settings.networking.error_backoffs = _Backoffs()
     settings.posting.enabled = False  # events are recorded by the executor, after the status was written
     return settings

@@ -5,7 +5,8 @@ each watch asks the server to end it after a minute, and the server's end of a s
 on it is. (Bookmarks are none to rely on: of a kind of which nothing has changed since an API server started, it sends
 none.) kopf, which watches jobs, replaces a stream that was silent for longer, and so does ``informer``, which follows
 pods and nodes and says itself when it heard something last. Only when that did not help either is the process to be
-started anew, and only if the API server answers other questions: while it is away, a new process would be as deaf.
+started anew, and only if the API server answers other questions: while it is away, a new process would be as deaf. So
+would one be of a server that refuses to show something, or is too busy to: its answer is a sign of life.
 """
 
 from __future__ import annotations
@@ -35,9 +36,17 @@ class Watches:
         self._heard = dict.fromkeys(expected, clock())
         self._streams: dict[str, tuple[Callable[[], int], int]] = {}
         """Of each open stream: what reads how many signs of life it gave so far, and what it read last."""
+        self._forbidden: set[str] = set()
 
     def listed(self, path: str) -> None:
         """A collection was listed, which comes before watching it."""
+        self._forbidden.discard(path)
+        self._note(path)
+
+    def refused(self, path: str, *, forbidden: bool) -> None:
+        """A collection was not listed or watched since we may not, or since the server cannot do it now."""
+        if forbidden:
+            self._forbidden.add(path)
         self._note(path)
 
     def opened(self, path: str, signs: Callable[[], int]) -> None:
@@ -46,6 +55,7 @@ class Watches:
         ``signs`` reads a number that grows with each byte that comes on it, and when the server ends it.
         """
         if path in self._heard:
+            self._forbidden.discard(path)
             self._listen()
             self._streams[path] = (signs, 0)
 
@@ -54,6 +64,10 @@ class Watches:
         self._listen()
         now = self._clock()
         return max((now - heard for heard in self._heard.values()), default=0.0)
+
+    def forbids(self, path: str) -> bool:
+        """Whether the server refused to show a collection when it was asked for it last."""
+        return path in self._forbidden
 
     def _listen(self) -> None:
         for path, (signs, before) in self._streams.items():

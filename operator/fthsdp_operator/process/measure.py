@@ -10,7 +10,7 @@ saw its beginning.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -70,6 +70,10 @@ class Tally:
     """Replicas that train."""
     desired: int
     """Replicas that should."""
+    avoided: int = 0
+    """Nodes that its new pods keep away from."""
+    cornered: int = 0
+    """Replicas with pods on such nodes."""
     available_seconds: float = 0.0
     desired_seconds: float = 0.0
     """Sums over the time in which it was meant to run; how long it waits to begin counts as well."""
@@ -115,7 +119,7 @@ def measure(before: Tally | None, job: Job, observed: Observed, todo: Plan, now:
             outages.append(now - recovery.failed)
         else:
             recoveries[entry.index] = after
-    tally = _count(before, job, todo, now, recoveries)
+    tally = _count(before, job, observed, todo, now, recoveries)
     return Measured(tally=tally, failures=failures, stages=tuple(stages), outages=tuple(outages))
 
 
@@ -213,7 +217,9 @@ def _progress(job: Job, observed: Observed, entry: ReplicaStatus) -> Iterator[tu
 # --- replicas and time ----------------------------------------------------------------------------------------------
 
 
-def _count(before: Tally | None, job: Job, todo: Plan, now: float, recoveries: Mapping[int, Recovery]) -> Tally:
+def _count(
+    before: Tally | None, job: Job, observed: Observed, todo: Plan, now: float, recoveries: Mapping[int, Recovery]
+) -> Tally:
     status = todo.status
     counts = dict.fromkeys(ReplicaState, 0)
     for entry in status.replica_statuses:
@@ -228,10 +234,19 @@ def _count(before: Tally | None, job: Job, todo: Plan, now: float, recoveries: M
         runs=not status.terminal and not suspended and job.metadata.deletion_timestamp is None,
         available=0 if status.state is JobState.PAUSED else status.ready_replicas,
         desired=job.spec.replicas,
+        avoided=len(status.avoided_nodes),
+        cornered=_cornered(observed, {node.name for node in status.avoided_nodes}),
         available_seconds=before.available_seconds + before.available * gap if before is not None else 0.0,
         desired_seconds=before.desired_seconds + before.desired * gap if before is not None else 0.0,
         recoveries=recoveries,
     )
+
+
+def _cornered(observed: Observed, avoided: Collection[str]) -> int:
+    """Count the replicas on nodes that are avoided: they had come before, or there was no room anywhere else."""
+    if not avoided:
+        return 0
+    return len({pod.replica for pod in observed.trainers if pod.alive and pod.node in avoided})
 
 
 def _gap(before: Tally | None, now: float) -> float:

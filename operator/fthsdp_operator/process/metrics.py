@@ -87,12 +87,24 @@ class Metrics:
             "Seconds since the watch stream that is silent longest gave a sign of life.",
             registry=self.registry,
         )
+        self._forbidden = _Forbidden()
+        self.registry.register(self._forbidden)
 
-    def lead(self, *, queue_depth: Reading, watch_age: Reading) -> None:
-        """Say that this operator acts from now on; both numbers are read whenever somebody asks for them."""
+    def lead(
+        self,
+        *,
+        queue_depth: Reading,
+        watch_age: Reading,
+        forbidden: Callable[[], Mapping[tuple[str, str], bool]] = dict,
+    ) -> None:
+        """Say that this operator acts from now on; all of these are read whenever somebody asks for them.
+
+        ``forbidden``: whether the API server refuses to show a resource of a namespace (empty: of all).
+        """
         self._leader.set(1)
         self._queue_depth.set_function(queue_depth)
         self._watch_age.set_function(watch_age)
+        self._forbidden.read = forbidden
 
     def request(self, verb: str, code: str) -> None:
         """Count a request to the API server."""
@@ -113,6 +125,24 @@ class Metrics:
     def forget(self, namespace: str, name: str) -> None:
         """Drop the numbers of a job that is gone."""
         self._jobs.tallies.pop((namespace, name), None)
+
+
+class _Forbidden:
+    """What the operator may not see, read when it is asked for."""
+
+    def __init__(self) -> None:
+        self.read: Callable[[], Mapping[tuple[str, str], bool]] = dict
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metric with a sample for each collection."""
+        family = GaugeMetricFamily(
+            "fthsdp_watch_forbidden",
+            "1 while the API server refuses to show the operator a resource of a namespace (empty: of all), else 0.",
+            labels=["resource", "watched_namespace"],
+        )
+        for collection, refused in self.read().items():
+            family.add_metric(collection, float(refused))
+        yield family
 
 
 class _Jobs:
@@ -146,6 +176,14 @@ def _families(jobs: Mapping[tuple[str, str], Tally]) -> Iterator[Metric]:
         "Seconds of all replicas in which they should have trained: while the job is neither suspended nor ended.",
         labels=_OF_A_JOB,
     )
+    avoided = GaugeMetricFamily(
+        "fthsdp_job_avoided_nodes", "Nodes that new pods of a job keep away from.", labels=_OF_A_JOB
+    )
+    cornered = GaugeMetricFamily(
+        "fthsdp_job_replicas_on_avoided_nodes",
+        "Replicas of a job with a pod on a node that new pods keep away from.",
+        labels=_OF_A_JOB,
+    )
     for key, tally in jobs.items():
         for state, count in tally.replicas.items():
             replicas.add_metric([*key, state], count)
@@ -154,4 +192,6 @@ def _families(jobs: Mapping[tuple[str, str], Tally]) -> Iterator[Metric]:
         steps.add_metric(key, tally.step)
         available.add_metric(key, tally.available_seconds)
         desired.add_metric(key, tally.desired_seconds)
-    yield from (replicas, states, steps, available, desired)
+        avoided.add_metric(key, tally.avoided)
+        cornered.add_metric(key, tally.cornered)
+    yield from (replicas, states, steps, available, desired, avoided, cornered)

@@ -12,10 +12,12 @@ from fthsdp_operator.api import Failure, Job, ReplicaStatus, RuleAction, Waiting
 from fthsdp_operator.observed.observe import Hold, Observed, PodView
 from fthsdp_operator.rules import failure_rules
 
-__all__ = ["STALLED", "expires_at", "is_late", "overdue", "stalled", "waiting"]
+__all__ = ["HELD", "STALLED", "expires_at", "held", "is_late", "overdue", "stalled", "waiting"]
 
 STALLED = 300.0
 """Seconds after which what a replica waits for is said to need somebody: machines that are ordered come in minutes."""
+HELD = 10.0
+"""Seconds past its grace period after which a coordinator's pod is said not to go: it was removed by force by then."""
 _SLOW_SCHEDULER = 10.0
 """Seconds in which a scheduler has said something about a new pod."""
 _IMAGE = (
@@ -156,3 +158,16 @@ def stalled(entries: tuple[ReplicaStatus, ...], now: float) -> str:
     words = [f"replica {index}: {it.reason}: {it.message}" for index, it in stuck[:_LONGEST_LIST]]
     more = [f"and {len(stuck) - _LONGEST_LIST} more"] if len(stuck) > _LONGEST_LIST else []
     return "; ".join((*words, *more))
+
+
+def held(observed: Observed, now: float) -> str:
+    """Return a sentence about a coordinator's pod that does not go, and so keeps another one from being started.
+
+    Their name is the same. Even removed by force, a pod stays until nobody's finalizer is left. Empty for none.
+    """
+    pod = observed.coordinator_pod
+    if pod is None or pod.gone_by is None or now < pod.gone_by + HELD:
+        return ""
+    names = ", ".join(pod.finalizers)
+    why = f"its finalizers keep it: {names}" if names else "removing it by force has not helped"
+    return f"{pod.name} does not go, so no other coordinator can be started: {why}"[:_LONGEST]

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from fthsdp_operator.api import ATTEMPT_LABEL, Failure, Job, ReplicaState, ReplicaStatus, RuleAction
 from fthsdp_operator.observed.observe import Observed, PodView
-from fthsdp_operator.rules import policy
+from fthsdp_operator.rules import nodes, policy
 from fthsdp_operator.rules.actions import Label
 
 __all__ = ["POLL", "is_possible", "judged", "labels", "labels_to_set"]
@@ -25,7 +25,8 @@ def is_possible(job: Job, observed: Observed, entry: ReplicaStatus, failure: Fai
     """Whether a replica that failed can be restarted where it is.
 
     Only a crash of its own process can be mended so, and only once: if the fault is the pod's or the machine's, it
-    comes back before the replica was stable. All its pods have to be as they were before, on nodes that are well.
+    comes back before the replica was stable. All its pods have to be as they were before, on nodes that are well, and
+    that it is not to leave anyway.
     """
     if job.spec.failure_policy.in_place is None or failure.reason != "Error":
         return False
@@ -34,7 +35,8 @@ def is_possible(job: Job, observed: Observed, entry: ReplicaStatus, failure: Fai
     if policy.in_a_row(entry, job.spec.failure_policy.backoff, now) > 0:
         return False
     pods = observed.group(entry.index, entry.attempt)
-    return len(pods) == job.spec.pods_per_replica and all(_is_well(observed, pod) for pod in pods)
+    whole = len(pods) == job.spec.pods_per_replica and all(_is_well(observed, pod) for pod in pods)
+    return whole and nodes.wish(job, observed, entry, now) is None
 
 
 def _is_well(observed: Observed, pod: PodView) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from fthsdp_operator.api import (
     COMING,
@@ -26,6 +26,8 @@ from fthsdp_operator.rules.roll import STALLED, current_revision, progress
 
 __all__ = ["PROGRESS", "milestones", "newest_failure", "status_of"]
 
+HELD: Literal["CoordinatorHeld"] = "CoordinatorHeld"
+"""Reason of the condition Stalled when the coordinator's pod does not go."""
 PROGRESS = 10.0
 """Seconds from one look at the numbers that change with every step to the next that is written down."""
 
@@ -133,13 +135,13 @@ def _conditions(
     enough = ready >= least and state not in (JobState.PAUSED, JobState.SUSPENDED, JobState.FAILED)
     training = f"{ready} of {wanted} replicas train, minReplicas is {least}"
     short = state in (JobState.DEGRADED, JobState.PAUSED)
-    stuck = deadlines.stalled(entries, now)
+    stuck, held = deadlines.stalled(entries, now), "" if state in _AT_REST else deadlines.held(observed, now)
     rows: tuple[tuple[ConditionType, bool, ConditionReason, str], ...] = (
         ("Accepted", not observed.foreign, *_acceptance(observed)),
         ("Available", enough, "EnoughReplicas" if enough else "TooFewReplicas", training),
         ("Progressing", *_rolling(job, observed, entries, state)),
         ("Degraded", short, "ReplicasMissing" if short else "NoneMissing", away if short else ""),
-        ("Stalled", bool(observed.trouble or stuck), *_stall(observed.trouble, stuck)),
+        ("Stalled", bool(observed.trouble or held or stuck), *_stall(observed.trouble, held, stuck)),
         ("Suspended", state is JobState.SUSPENDED, *_suspension(job, observed)),
         ("Complete", state is JobState.COMPLETE, *_ending(state, JobState.COMPLETE, verdict)),
         ("Failed", state is JobState.FAILED, *_ending(state, JobState.FAILED, verdict)),
@@ -159,7 +161,7 @@ def _suspension(job: Job, observed: Observed) -> tuple[ConditionReason, str]:
 def _rolling(
     job: Job, observed: Observed, entries: tuple[ReplicaStatus, ...], state: JobState
 ) -> tuple[bool, ConditionReason, str]:
-    if state in (JobState.SUSPENDED, JobState.COMPLETE, JobState.FAILED):
+    if state in _AT_REST:
         return False, "NotRunning", ""
     return progress(job, observed, entries)
 
@@ -171,12 +173,16 @@ def _acceptance(observed: Observed) -> tuple[ConditionReason, str]:
     return "NameTaken", f"{taken}: there already and not of this job; delete it, or give the job another name"
 
 
-def _stall(trouble: str, stuck: str) -> tuple[ConditionReason, str]:
+def _stall(trouble: str, held: str, stuck: str) -> tuple[ConditionReason, str]:
+    if held:
+        return HELD, held
     if not trouble:
         return ("ReplicasWait", stuck) if stuck else ("NobodyWaits", "")
     return "QuotaExceeded" if "exceeded quota" in trouble else "CallRefused", trouble
 
 
+_AT_REST = (JobState.SUSPENDED, JobState.COMPLETE, JobState.FAILED)
+"""States of a job that needs no coordinator."""
 _CALM = (ReplicaState.ACTIVE, ReplicaState.SPARE, ReplicaState.FINISHED, ReplicaState.REMOVED)
 
 
@@ -201,8 +207,15 @@ def _condition(
 
 
 def milestones(job: Job, status: JobStatus) -> tuple[Event, ...]:
-    """Events that follow from how the job's state moved, and its roll."""
-    return (*_news_of_the_state(job, status), *_news_of_the_roll(job, status))
+    """Events that follow from how the job's state moved, its roll, and what keeps its coordinator."""
+    return (*_news_of_the_state(job, status), *_news_of_the_roll(job, status), *_news_of_the_coordinator(job, status))
+
+
+def _news_of_the_coordinator(job: Job, status: JobStatus) -> tuple[Event, ...]:
+    before, after = (_condition_of(it, "Stalled") for it in (job.status, status))
+    if after is None or after.reason != HELD or (before is not None and before.reason == HELD):
+        return ()
+    return (Event(warning=True, reason=HELD, message=after.message),)
 
 
 def _news_of_the_roll(job: Job, status: JobStatus) -> tuple[Event, ...]:

@@ -36,11 +36,14 @@ __all__ = [
     "PLANNED",
     "forced",
     "forgiven",
+    "found_ill",
     "is_dead",
     "lost",
     "move",
     "news",
     "remembering",
+    "wish",
+    "wishes",
 ]
 
 MOVE_PATIENCE = 600.0
@@ -84,13 +87,29 @@ def lost(job: Job, observed: Observed, entry: ReplicaStatus, now: float) -> Fail
         return None
     for pod in observed.group(entry.index, entry.attempt):
         node = observed.nodes.get(pod.node or "")
-        if node is not None and pod.alive and is_dead(job, node, now):
+        if node is None or not pod.alive:
+            continue
+        if is_dead(job, node, now):
             seconds = job.spec.node_policy.unreachable_seconds
             words = (
                 f"node {node.name} has not been Ready for {seconds} s, and the coordinator does not hear the replica"
             )
             return _failure(job, pod, entry, "NodeLost", words, now)
+        if _restarts_in_place(entry) and _is_same_loss(node, entry.last_failure):
+            words = f"node {node.name} is not Ready, so that the restart in its pods does not come about"
+            return _failure(job, pod, entry, "NodeLost", words, now)
     return None
+
+
+def _restarts_in_place(entry: ReplicaStatus) -> bool:
+    """It was restarted in its pods, and the coordinator does not know it so far."""
+    return entry.pods_attempt is not None and entry.state is ReplicaState.STARTING
+
+
+def _is_same_loss(node: NodeView | None, failure: Failure | None) -> bool:
+    """Whether a node was lost at about the time of a failure: others miss a replica before Kubernetes misses a node."""
+    since = None if node is None or node.ready == "True" else node.not_ready_since
+    return since is not None and failure is not None and abs(since - failure.time) <= _SAME_LOSS
 
 
 def _nobody_knows(observed: Observed) -> bool:
@@ -111,22 +130,24 @@ def forgiven(observed: Observed, entry: ReplicaStatus) -> ReplicaStatus:
     """Give back what a restart has cost, now that a node turns out to be lost on which the replica had been.
 
     Others miss a replica within seconds, and Kubernetes its node only after most of a minute. A pod that says how it
-    ended was not lost.
+    ended was not lost. If it was restarted in its pods meanwhile, that was in vain, and counts in no row either.
     """
     failure = entry.last_failure
     if failure is None or failure.reason not in _MAY_BE_LOST or failure.action is not RuleAction.RESTART_REPLICA:
         return entry
-    for pod in observed.group(entry.index, entry.attempt - 1) if failure.rule is None else ():
-        node = observed.nodes.get(pod.node or "")
-        since = None if node is None or node.ready == "True" else node.not_ready_since
-        if since is not None and not pod.over and abs(since - failure.time) <= _SAME_LOSS:
+    stayed = _restarts_in_place(entry)
+    if failure.rule is not None or (stayed and _is_heard(observed, entry)):
+        return entry
+    for pod in observed.group(entry.index, entry.attempt if stayed else entry.attempt - 1):
+        if not pod.over and _is_same_loss(observed.nodes.get(pod.node or ""), failure):
             words = "; ".join(filter(None, (failure.message, f"node {pod.node} is not Ready")))
             free = RuleAction.RESTART_REPLICA_FREE
             known = {"reason": "NodeLost", "action": free, "pod": pod.name, "node": pod.node, "message": words}
             known |= {"exit_code": None, "container": None}  # of a pod that has ended, which this one has not
             kept = tuple(time for time in entry.recent_restarts if abs(time - failure.time) > _SAME_TIME)
-            lost = failure.model_copy(update=known)
-            return entry.model_copy(update={"last_failure": lost, "recent_restarts": kept})
+            row = entry.restarts_in_a_row - int(stayed)
+            after = {"recent_restarts": kept, "restarts_in_a_row": max(row, 0)}
+            return entry.model_copy(update={"last_failure": failure.model_copy(update=known), **after})
     return entry
 
 
@@ -153,10 +174,8 @@ Wish = tuple[ReplicaStatus, Failure]
 
 def wishes(job: Job, observed: Observed, entries: Iterable[ReplicaStatus], now: float) -> list[Wish]:
     """Return all of these, those on ill nodes before those on nodes that are only cordoned."""
-    illnesses, bad = _Illnesses(job), set[str]()
-    for kind, names in observed.kinds_of_nodes.items():
-        if illnesses.of(kind) or _is_left(job, kind):
-            bad.update(names)
+    illnesses = _Illnesses(job)
+    bad = _bad(job, observed, illnesses)
     found = [(entry, _wish(job, observed, entry, illnesses, bad, now)) for entry in entries] if bad else []
     wished = [(entry, failure) for entry, failure in found if failure is not None]
     return sorted(wished, key=lambda wish: wish[1].reason != "NodeUnhealthy")
@@ -204,6 +223,18 @@ def _keeps_the_minimum(job: Job, observed: Observed, mover: ReplicaStatus, ready
     return run.knows_who_trains(job, observed) and len(set(ready) - {mover.index}) >= job.spec.min_replicas
 
 
+def wish(job: Job, observed: Observed, entry: ReplicaStatus, now: float) -> Failure | None:
+    """Return why a replica had better not be where it is; None when nothing speaks against that."""
+    illnesses = _Illnesses(job)
+    return _wish(job, observed, entry, illnesses, _bad(job, observed, illnesses), now)
+
+
+def _bad(job: Job, observed: Observed, illnesses: _Illnesses) -> set[str]:
+    """Return the nodes that are ill, or to be left."""
+    kinds = observed.kinds_of_nodes.items()
+    return {name for kind, names in kinds if illnesses.of(kind) or _is_left(job, kind) for name in names}
+
+
 def _wish(
     job: Job, observed: Observed, entry: ReplicaStatus, illnesses: _Illnesses, bad: set[str], now: float
 ) -> Failure | None:
@@ -214,9 +245,9 @@ def _wish(
         node = observed.nodes.get(pod.node or "")
         if node is None or not pod.alive or node.name not in bad:
             continue
-        ill = illnesses.of(node.kind)
-        if ill and not _had_no_choice(job, entry, pod, "NodeUnhealthy", now):
-            return _failure(job, pod, entry, "NodeUnhealthy", f"node {node.name} has {ill}", now)
+        ill = _ill(job, entry, pod, node, illnesses, now)
+        if ill is not None:
+            return ill
         if _is_left(job, node.kind) and not _had_no_choice(job, entry, pod, "NodeCordoned", now):
             return _failure(job, pod, entry, "NodeCordoned", f"node {node.name} is cordoned", now)
     return None
@@ -225,6 +256,15 @@ def _wish(
 def _is_left(job: Job, kind: NodeKind) -> bool:
     """Whether nodes of this kind are cordoned, and to be left for that."""
     return kind.cordoned and job.spec.node_policy.on_cordon is OnCordon.MIGRATE
+
+
+def _ill(
+    job: Job, entry: ReplicaStatus, pod: PodView, node: NodeView, illnesses: _Illnesses, now: float
+) -> Failure | None:
+    words = illnesses.of(node.kind)
+    if not words or _had_no_choice(job, entry, pod, "NodeUnhealthy", now):
+        return None
+    return _failure(job, pod, entry, "NodeUnhealthy", f"node {node.name} has {words}", now)
 
 
 class _Illnesses:
@@ -256,7 +296,7 @@ def _had_no_choice(job: Job, entry: ReplicaStatus, pod: PodView, reason: str, no
     before, ttl = entry.last_failure, job.spec.node_policy.avoid.ttl_seconds
     if before is not None and (before.reason, before.node) == (reason, pod.node) and now - before.time < ttl:
         return True
-    avoided = next((it for it in job.status.avoided_nodes if it.name == pod.node and now < it.until), None)
+    avoided = next((it for it in job.status.avoided_nodes if it.name == pod.node and it.since < now < it.until), None)
     return avoided is not None and pod.created is not None and pod.created + _CLOCKS >= avoided.since
 
 
@@ -291,6 +331,24 @@ def _remembered(job: Job, now: float) -> tuple[dict[str, tuple[float, ...]], dic
     faults = {it.name: tuple(time for time in it.times if now - time < ttl) for it in job.status.node_faults}
     avoided = {it.name: it for it in job.status.avoided_nodes if now < it.until}
     return {name: times for name, times in faults.items() if times}, avoided
+
+
+def found_ill(
+    job: Job, observed: Observed, entries: Iterable[ReplicaStatus], failures: Iterable[Failure | None], now: float
+) -> Iterator[Failure]:
+    """Yield what ill nodes say of themselves on which replicas have failed by something else.
+
+    Their next attempts would only have to leave again: such a node is avoided as if they had left it by choice.
+    """
+    illnesses = _Illnesses(job)
+    for entry, failure in zip(entries, failures, strict=True):
+        if failure is None or failure.reason in PLANNED or not observed.nodes:
+            continue
+        for pod in observed.group(entry.index, entry.attempt):
+            node = observed.nodes.get(pod.node or "")
+            ill = None if node is None else _ill(job, entry, pod, node, illnesses, now)
+            if ill is not None:
+                yield ill
 
 
 def _is_the_nodes(job: Job, failure: Failure) -> bool:

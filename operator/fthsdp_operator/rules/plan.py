@@ -73,7 +73,8 @@ def _running(job: Job, observed: Observed, now: float) -> Plan:
         others = (entry for entry in job.status.replica_statuses if entry.index >= job.spec.groups)
         return _ended(job, observed, (*entries, *others), now, JobState.FAILED, "DeadlineExceeded", words)
     failures = replicas.failures_of(job, observed, entries, now, over=over)
-    before, job = job, nodes.remembering(job, failures, now)
+    ill = nodes.found_ill(job, observed, entries, failures, now)
+    before, job = job, nodes.remembering(job, (*failures, *ill), now)
     groups = replicas.decide(job, observed, entries, failures, now, over=over)
     if not over and all(group.give_up is None for group in groups):
         groups = roll(job, observed, groups, now)

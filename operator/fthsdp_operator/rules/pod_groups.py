@@ -2,7 +2,8 @@
 
 Nobody has to look which groups there are. Each has a name of its own attempt, so that what exists may be created again
 and what is gone deleted again. One that an operator, killed in the right moment, leaves behind is deleted when the next
-attempt starts, and with the job in any case.
+attempt starts, and with the job in any case. A replica that is restarted in its pods keeps their group, whose name is
+that of an older attempt.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ def with_groups(job: Job, observed: Observed, actions: Iterable[Action]) -> tupl
     if job.spec.gang.provider not in gang.GROUP_API:
         return planned
     made = list(dict.fromkeys(_created(planned)))
-    gone = dict.fromkeys([*_deleted(observed, planned), *((replica, last - 1) for replica, last in made if last > 0)])
+    older = (attempt for replica, number in made for attempt in _before(job, replica, number))
+    gone = dict.fromkeys([*_deleted(observed, planned), *older])
     groups: list[Action] = [_without(job, *attempt) for attempt in gone]
     groups += [Create(manifest=render.pod_group(job, replica=replica, attempt=number)) for replica, number in made]
     return tuple(sorted([*planned, *groups], key=_turn))
@@ -51,6 +53,19 @@ def _created(actions: Sequence[Action]) -> Iterator[Attempt]:
             labels = action.manifest["metadata"]["labels"]
             if labels[ROLE_LABEL] == Role.TRAINER:
                 yield int(labels[REPLICA_LABEL]), int(labels[ATTEMPT_LABEL])
+
+
+def _before(job: Job, replica: int, attempt: int) -> Iterator[Attempt]:
+    """Yield the attempts of a replica whose groups may be left when pods of this one are created.
+
+    The one before; and the one after which the pods were named with which it failed last: it may have been restarted
+    in them many times.
+    """
+    entry = job.status.replica(replica)
+    failed = entry.last_failure if entry is not None else None
+    born = _ATTEMPT.search(failed.pod) if failed is not None else None
+    numbers = {attempt - 1, *([int(born[1])] if born is not None else [])}
+    yield from ((replica, number) for number in sorted(numbers) if 0 <= number < attempt)
 
 
 def _deleted(observed: Observed, actions: Sequence[Action]) -> Iterator[Attempt]:

@@ -235,7 +235,8 @@ def _growing(
             "waiting": deadlines.waiting(job, observed, entry, now, over=over),
         }
     )
-    pods = render.training_pods(job, replica=entry.index, attempt=entry.attempt, indices=missing) if missing else ()
+    who = {"replica": entry.index, "attempt": entry.attempt, "generation": entry.generation}
+    pods = render.training_pods(job, **who, indices=missing) if missing else ()
     creates = tuple(Create(manifest=pod) for pod in pods)
     labels = in_place.labels_to_set(observed, after)
     return Group(entry=after, actions=(*stale, *labels, *creates), events=_news(entry, after))
@@ -349,7 +350,11 @@ def _restarted_in_place(
 ) -> Group:
     """Restart a replica in the pods that it has: the number is all that they are told."""
     after = _next_attempt(job, entry, now, now).model_copy(
-        update={"state": ReplicaState.STARTING, "pods_attempt": entry.named_after}
+        update={
+            "state": ReplicaState.STARTING,
+            "pods_attempt": entry.named_after,
+            "restarts_in_place": entry.restarts_in_place + 1,
+        }
     )
     labels = in_place.labels(observed.group(entry.index, entry.attempt), after.attempt)
     event = _restart_event(after, failure, now, where=" in its pods")

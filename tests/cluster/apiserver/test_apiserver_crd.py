@@ -49,6 +49,11 @@ def _pod(job: Manifest) -> Manifest:
     return made
 
 
+def container_of(job: Manifest) -> Manifest:
+    made: Manifest = _pod(job)["containers"][0]
+    return made
+
+
 def metadata(**fields: Any) -> Manifest:
     return changed(lambda job: job["spec"]["template"].update(metadata=fields))
 
@@ -93,6 +98,11 @@ SAME_SENTENCE = [
     (
         spec(deadlines={"terminationSeconds": 9}),
         "deadlines.terminationSeconds says when pods are removed by force, which nodePolicy.forceDelete does not",
+    ),
+    (spec(failurePolicy={"inPlace": {}}), "failurePolicy.inPlace needs the command of the first container"),
+    (
+        changed(lambda job: (container_of(job).update(command=[]), job["spec"].update(failurePolicy={"inPlace": {}}))),
+        "failurePolicy.inPlace needs the command of the first container",
     ),
     (spec(spares=1022), "replicas and spares together are more than 1024: lower one of them"),
     (spec(batchPolicy="Constant", lrPolicy="Linear"), "lrPolicy follows a batch that shrinks"),
@@ -148,6 +158,8 @@ SAME_FIELD = [
     (pod(containers=[]), "spec.template.spec.containers"),
     (pod(volumes="x"), "spec.template.spec.volumes"),
     (pod(hostNetwork="yes"), "spec.template.spec.hostNetwork"),
+    (container(command="train"), "spec.template.spec.containers[0].command"),
+    (container(command=["train", 1]), "spec.template.spec.containers[0].command[1]"),
     (metadata(labels={"on": True}), "spec.template.metadata.labels.on"),
     (spec(network={"masterPort": 80}), "spec.network.masterPort"),
     (spec(gang={"provider": "Slurm"}), "spec.gang.provider"),
@@ -193,6 +205,16 @@ def test_a_template_may_set_the_transport_and_nothing_else_of_ours(apiserver: Ap
     job = container(env=[{"name": name, "value": "4"} for name in TRANSPORT_ENV])
     apiserver.kubectl("create", "--dry-run=server", "-f", "-", stdin=json.dumps(job))
     assert parse_job(job).name == job["metadata"]["name"]
+
+
+def test_a_command_that_is_null_is_one_that_is_left_out(apiserver: ApiServer) -> None:
+    """Templates of charts have such, where no value was given."""
+    job = container(command=None)
+    apiserver.kubectl("create", "--dry-run=server", "-f", "-", stdin=json.dumps(job))
+    assert parse_job(job).name == job["metadata"]["name"]
+    job["spec"]["failurePolicy"] = {"inPlace": {}}
+    said = apiserver.kubectl("create", "--dry-run=server", "-f", "-", stdin=json.dumps(job), fails=True)
+    assert "failurePolicy.inPlace needs the command of the first container" in said
 
 
 def test_the_longest_failure_policy_is_accepted(apiserver: ApiServer) -> None:

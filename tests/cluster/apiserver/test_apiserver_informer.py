@@ -18,6 +18,7 @@ from tests.cluster.apiserver.server import ApiServer, running, why_not_here
 from fthsdp_operator.api import ATTEMPT_LABEL, JOB_LABEL, JOB_UID_LABEL, POD_INDEX_LABEL, REPLICA_LABEL, ROLE_LABEL
 from fthsdp_operator.cluster import AlreadyExists
 from fthsdp_operator.informers import informer
+from fthsdp_operator.informers.cache import Restored
 from fthsdp_operator.informers.sight import Sight
 from fthsdp_operator.kube.apiserver import KubernetesCluster
 from fthsdp_operator.kube.requests import Access
@@ -50,12 +51,16 @@ class Wire:
     """A TCP proxy before the API server, which can be cut, closed and opened again."""
 
     def __init__(self, server: str) -> None:
-        host, _, port = server.rpartition("://")[2].rpartition(":")
-        self._target = (host, int(port))
+        self.leads_to(server)
         self._open: set[asyncio.StreamWriter] = set()
         self.closed = False
         self.cut_after: int | None = None
         """Bytes from the server after which a connection is cut, in the middle of whatever that is."""
+
+    def leads_to(self, server: str) -> None:
+        """Take connections from now on to the server at this address."""
+        host, _, port = server.rpartition("://")[2].rpartition(":")
+        self._target = (host, int(port))
 
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[str]:
@@ -105,7 +110,7 @@ class Seeing:
         self.namespace = namespace
         self.gone: list[str] = []
         """UIDs."""
-        self._following: asyncio.Task[Any] | None = None
+        self.following: asyncio.Task[Any] | None = None
         cluster.see(sight)
         sight.listen(self._hear)
 
@@ -114,13 +119,13 @@ class Seeing:
             self.gone.append(gone.uid)
 
     async def begin(self) -> None:
-        self._following = asyncio.create_task(self.sight.follow())
+        self.following = asyncio.create_task(self.sight.follow())
         await asyncio.wait_for(self.sight.settled(), DEADLINE)
 
     async def end(self) -> None:
-        if self._following is not None:
-            self._following.cancel()
-            await asyncio.gather(self._following, return_exceptions=True)
+        if self.following is not None:
+            self.following.cancel()
+            await asyncio.gather(self.following, return_exceptions=True)
 
     def shown(self) -> dict[str, str]:
         """UIDs of the pods, by name."""
@@ -140,12 +145,13 @@ class Seeing:
 
 
 @asynccontextmanager
-async def seeing(server: ApiServer, namespace: str, folder: Path) -> AsyncIterator[Seeing]:
-    """Calls go to the server itself; what is seen comes over the wire."""
+async def seeing(server: ApiServer, namespace: str, folder: Path, *, token: str = "") -> AsyncIterator[Seeing]:
+    """Calls go to the server itself; what is seen comes over the wire, to whoever has this token."""
     config = yaml.safe_load(server.kubeconfig.read_text())
-    wire = Wire(config["clusters"][0]["cluster"]["server"])
+    wire = Wire(address_of(server))
     async with wire.listening() as address:
         config["clusters"][0]["cluster"]["server"] = address
+        config["users"][0]["user"]["token"] = token or config["users"][0]["user"]["token"]
         (folder / "wire").write_text(json.dumps(config))
         near, far = [
             await KubernetesCluster.connect(Access(kubeconfig=str(file)), coordinator_image="x")
@@ -159,6 +165,10 @@ async def seeing(server: ApiServer, namespace: str, folder: Path) -> AsyncIterat
             await it.end()
             await near.close()
             await far.close()
+
+
+def address_of(server: ApiServer) -> str:
+    return str(yaml.safe_load(server.kubeconfig.read_text())["clusters"][0]["cluster"]["server"])
 
 
 def elsewhere(server: ApiServer, namespace: str, *arguments: str) -> None:
@@ -258,6 +268,72 @@ def test_a_pod_that_exists_is_known_once_it_was_read(apiserver: ApiServer, names
 
     account_made(apiserver, namespace)
     asyncio.run(play())
+
+
+def test_a_right_that_is_taken_away_for_a_moment_blinds_nobody_and_no_list_is_needed_after_it(
+    apiserver: ApiServer, namespace: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def grant() -> None:
+        elsewhere(
+            apiserver,
+            namespace,
+            "create",
+            "rolebinding",
+            "viewer",
+            "--role=viewer",
+            f"--serviceaccount={namespace}:viewer",
+        )
+
+    async def play() -> None:
+        async with seeing(apiserver, namespace, tmp_path, token=token) as it:
+            uid = await it.create(0)
+            await it.until(lambda: it.shown() == {"llama-0": uid})
+            await asyncio.to_thread(elsewhere, apiserver, namespace, "delete", "rolebinding", "viewer")
+            async with asyncio.timeout(DEADLINE):
+                while not it.sight.refusals()["pods", namespace]:
+                    it.wire.cut()  # a watch that is open is not ended by it
+                    await asyncio.sleep(0.5)
+            assert it.shown() == {"llama-0": uid}
+            await asyncio.to_thread(elsewhere, apiserver, namespace, "delete", "pod", "llama-0", "--force")
+            await asyncio.to_thread(grant)
+            await it.until(lambda: it.gone == [uid])
+            assert it.sight.refusals() == {("pods", namespace): False, ("nodes", ""): True}
+
+    account_made(apiserver, namespace)
+    elsewhere(apiserver, namespace, "create", "serviceaccount", "viewer")
+    elsewhere(apiserver, namespace, "create", "role", "viewer", "--verb=list,watch", "--resource=pods")
+    grant()
+    token = apiserver.kubectl("create", "token", "viewer", "-n", namespace).strip()
+    caplog.set_level(logging.INFO)
+    asyncio.run(play())
+    assert f'User "system:serviceaccount:{namespace}:viewer" cannot list resource "pods"' in caplog.text
+    assert "not known any more" not in caplog.text.replace("nodes are not known any more", "")
+    assert "has a gap" not in caplog.text
+
+
+def test_a_server_whose_data_is_older_than_what_was_heard_ends_it(apiserver: ApiServer, tmp_path: Path) -> None:
+    """Another server, on which less has happened so far, takes the place of the first."""
+
+    async def play(older: ApiServer) -> None:
+        async with seeing(apiserver, "default", tmp_path) as it:
+            note = {"apiVersion": "v1", "kind": "ConfigMap"}
+            metadata = ({"namespace": "default", "name": f"note-{number}"} for number in range(1000))
+            await asyncio.gather(*(it.cluster.create({**note, "metadata": each}) for each in metadata))
+            uid = await it.create(0)
+            await it.until(lambda: it.shown() == {"llama-0": uid})
+            it.wire.leads_to(address_of(older))
+            it.wire.cut()
+            assert it.following is not None
+            with pytest.raises(ExceptionGroup) as raised:
+                await asyncio.wait_for(it.following, DEADLINE)
+            assert raised.group_contains(Restored)
+            await it.cluster.delete("Pod", "default", "llama-0", uid=uid, grace_seconds=0)
+
+    account_made(apiserver, "default")
+    (tmp_path / "older").mkdir()
+    with running(tmp_path / "older") as older:
+        asyncio.run(play(older))
+    elsewhere(apiserver, "default", "delete", "--raw", "/api/v1/namespaces/default/configmaps")
 
 
 def test_a_deletion_that_etcd_has_forgotten_is_closed_by_a_list(

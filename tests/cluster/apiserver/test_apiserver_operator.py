@@ -92,6 +92,28 @@ def uids(pods: Mapping[str, dict[str, Any]]) -> dict[str, str]:
     return {name: pod["metadata"]["uid"] for name, pod in pods.items() if "deletionTimestamp" not in pod["metadata"]}
 
 
+def test_a_coordinators_pod_that_a_finalizer_keeps_is_named_and_replaced_when_it_is_gone(story: Story) -> None:
+    def stalled() -> str:
+        (found,) = (it for it in story.job()["status"]["conditions"] if it["type"] == "Stalled")
+        return f"{found['reason']}: {found.get('message', '')}"
+
+    with story.operator():
+        story.start()
+        story.kubelet_starts(*TRAINERS, "llama-coordinator")
+        before = uids(story.pods())
+        patch = json.dumps({"metadata": {"finalizers": ["example.com/audit"]}})
+        story.kubectl("patch", "pod", "llama-coordinator", "--type=merge", "-p", patch)
+        story.kubectl("delete", "pod", "llama-coordinator", "--grace-period=1", "--wait=false")
+        story.until(lambda: stalled().startswith("CoordinatorHeld"), "the job says so")
+        assert stalled().endswith("no other coordinator can be started: its finalizers keep it: example.com/audit")
+        assert "CoordinatorHeld" in story.kubectl("describe", "fthsdp", "llama")
+        patch = json.dumps({"metadata": {"finalizers": None}})
+        story.kubectl("patch", "pod", "llama-coordinator", "--type=merge", "-p", patch)
+        story.until(lambda: stalled().startswith("NobodyWaits"), "the job says that it is over")
+        after = uids(story.pods())
+        assert {name for name in before if before[name] != after[name]} == {"llama-coordinator"}
+
+
 def test_a_deleted_pod_restarts_its_replica_only_and_the_status_says_why(story: Story) -> None:
     with story.operator():
         story.start()

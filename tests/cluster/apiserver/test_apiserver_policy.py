@@ -15,16 +15,26 @@ from tests.cluster.kube.helm import render
 from tests.cluster.kube.shell import until
 from tests.unit.operator.templates import TEMPLATES
 
+from fthsdp_operator.api import API_VERSION, KIND
+
 pytestmark = pytest.mark.cluster
 
 Manifest = dict[str, Any]
 MOUNT = {"name": "data", "mountPath": "/data"}
 TRAIN = {"name": "train", "image": "x"}
+OLDER = "older-than-the-policy"
+"""A namespace with jobs that were there before the policies, each with the name of the test that has it."""
 
 
 @pytest.fixture(scope="module")
 def policies(apiserver: ApiServer, helm: Path) -> Iterator[ApiServer]:
     """Give the API server with the policies in force."""
+    apiserver.kubectl("create", "namespace", OLDER)
+    for name in ("changed", "freed", "foreground", "mended"):
+        older = job({"spec": {"containers": [{"name": "train"}]}})
+        held = {"finalizers": ["example.com/held"]} if name == "freed" else {}
+        older["metadata"] = {"name": name, "namespace": OLDER, **held}
+        apiserver.kubectl("create", "-f", "-", stdin=json.dumps(older))
     made = render(helm, "admissionPolicy.enabled=true", namespace="default")
     mine = [it for it in made if it["kind"].startswith("ValidatingAdmissionPolicy")]
     assert len(mine) == 4
@@ -64,6 +74,42 @@ def create(server: ApiServer, manifest: Manifest, *, fails: bool = False) -> str
 )
 def test_a_template_of_which_no_pod_could_be_made_is_refused(policies: ApiServer, pod: Manifest, words: str) -> None:
     assert words in create(policies, job({"spec": pod}), fails=True)
+
+
+def of_older(server: ApiServer, *arguments: str, fails: bool = False) -> str:
+    return server.kubectl("-n", OLDER, *arguments, fails=fails)
+
+
+def patch(server: ApiServer, name: str, change: Manifest, *, fails: bool = False) -> str:
+    return of_older(server, "patch", "fthsdp", name, "--type=merge", "-p", json.dumps(change), fails=fails)
+
+
+def test_a_job_that_is_older_than_the_policy_can_be_scaled_suspended_and_labelled(policies: ApiServer) -> None:
+    of_older(policies, "scale", "fthsdp/changed", "--replicas=4")
+    patch(policies, "changed", {"spec": {"suspend": True}})
+    of_older(policies, "label", "fthsdp/changed", "team=a")
+
+
+def test_a_job_that_is_older_than_the_policy_goes_when_its_finalizer_is_taken_away(policies: ApiServer) -> None:
+    of_older(policies, "delete", "fthsdp/freed", "--wait=false")
+    patch(policies, "freed", {"metadata": {"finalizers": None}})
+    of_older(policies, "wait", "--for=delete", "fthsdp/freed", "--timeout=30s")
+
+
+def test_a_job_that_is_older_than_the_policy_can_be_deleted_with_all_that_is_its_first(policies: ApiServer) -> None:
+    uid = policies.items("fthsdp", OLDER)["foreground"]["metadata"]["uid"]
+    owner = {"apiVersion": API_VERSION, "kind": KIND, "name": "foreground", "uid": uid, "blockOwnerDeletion": True}
+    mine = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "mine", "ownerReferences": [owner]}}
+    policies.kubectl("create", "-n", OLDER, "-f", "-", stdin=json.dumps(mine))
+    of_older(policies, "delete", "fthsdp/foreground", "--cascade=foreground", "--timeout=90s")
+
+
+def test_the_template_of_an_older_job_may_only_become_a_right_one(policies: ApiServer) -> None:
+    wrong = {"spec": {"template": {"metadata": {"labels": {"a": "b"}}}}}
+    assert "a container has no image" in patch(policies, "mended", wrong, fails=True)
+    patch(policies, "mended", {"spec": {"template": {"spec": {"containers": [TRAIN]}}}})
+    wrong = {"spec": {"template": {"spec": {"containers": [{"name": "train"}]}}}}
+    assert "a container has no image" in patch(policies, "mended", wrong, fails=True)
 
 
 def test_all_templates_as_people_have_them_pass(policies: ApiServer) -> None:

@@ -17,8 +17,11 @@ from tests.cluster.apiserver.test_apiserver_in_place import TEMPLATE, coordinato
 from tests.cluster.apiserver.test_apiserver_operator import Story
 from tests.cluster.kube.helm import render
 
+from fthsdp_operator.api import parse_job
 from fthsdp_operator.kube.apiserver import KubernetesCluster
 from fthsdp_operator.kube.requests import Access
+from fthsdp_operator.manifests.gang import group_name
+from fthsdp_operator.manifests.render import pod_group
 from fthsdp_operator.observed.observe import NodeView
 
 pytestmark = pytest.mark.cluster
@@ -186,6 +189,25 @@ def test_groups_are_made_and_deleted_with_the_rights_of_their_provider(story: St
     seen = list(requests(story))
     assert {right for right, status in seen if status == 403} <= {NODES}
     assert groups <= {right for right, _ in seen}
+
+
+def test_a_group_that_is_there_already_or_gone_asks_for_no_other_right(story: Story, helm: Path) -> None:
+    role = role_with(helm, story.namespace, "gang.providers={Native}")
+    story.kubectl("apply", "-f", "-", stdin=json.dumps(role))
+    with story.operator():
+        story.start(gang={"provider": "Native"})
+        story.until(lambda: story.job()["status"].get("observedGeneration") == 1, "the job was looked at")
+        job = parse_job(story.job())
+        # As an operator leaves them that was killed in between.
+        story.kubectl("create", "-f", "-", stdin=json.dumps(pod_group(job, replica=2, attempt=1)))
+        story.kubectl("delete", "podgroups.scheduling.k8s.io", group_name(job, 2, 0), "--wait=false")
+        story.until(lambda: "Starting" in str(story.job()["status"]["replicaStatuses"][2]), "all its pods were seen")
+        story.kubectl("delete", "pod", "llama-r2-a0-1", "--grace-period=0", "--force")
+        story.until(lambda: {"llama-r2-a1-0", "llama-r2-a1-1"} <= story.pods().keys(), "replica 2 has new pods")
+        assert "CallFailed" not in story.kubectl("describe", "fthsdp", "llama")
+    asked = list(requests(story))
+    assert (("scheduling.k8s.io", "podgroups", "create"), 409) in asked
+    assert {right for right, status in asked if status == 403} <= {NODES}
 
 
 def test_without_the_rights_of_a_provider_the_job_says_what_is_missing(story: Story, role: Object) -> None:

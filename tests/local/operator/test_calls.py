@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 from aiohttp import web
+from kubernetes.aio.config import incluster_config
+from kubernetes.aio.config.incluster_config import InClusterConfigLoader
+from tests.local.certificates import Authority
 from tests.serving import Answer, kubeconfig_for, serving
 
 from fthsdp_operator.cluster import (
@@ -77,6 +82,14 @@ async def page(request: web.Request) -> web.Response:
     return web.Response(status=502, text="<html>Bad Gateway</html>", content_type="text/html")
 
 
+async def welcome(request: web.Request) -> web.Response:
+    return web.Response(text="<html>Please log in</html>", content_type="text/html")
+
+
+async def gateway(request: web.Request) -> web.Response:
+    return web.json_response({"message": "said a gateway", "details": "no upstream"}, status=403)
+
+
 async def made(request: web.Request) -> web.Response:
     return web.json_response(await request.json())
 
@@ -96,6 +109,8 @@ async def silence(request: web.Request) -> web.Response:
         (status(503, "ServiceUnavailable", Retry_After="soon"), Busy, "503", 0),
         (status(500, "InternalError"), Busy, "500 InternalError: said the server", 0),
         (page, Busy, "502 : <html>Bad Gateway</html>", 0),
+        (welcome, ClusterError, "200 : <html>Please log in</html>", 0),
+        (gateway, Forbidden, "403 : said a gateway", 0),
         (status(403, "Forbidden"), Forbidden, "403 Forbidden: said the server", 0),
         (status(422, "Invalid"), Refused, "422 Invalid: said the server", 0),
         (ending, NamespaceEnding, "403 Forbidden: said the server", 0),
@@ -138,6 +153,88 @@ def test_a_call_that_hangs_ends_with_the_time_that_is_left_and_no_other_is_made_
             with pytest.raises(Ended):
                 await cluster.create(POD)
             assert calls == 1
+
+    asyncio.run(story())
+
+
+def test_what_an_answer_repeats_of_an_object_is_cut_off(tmp_path: Path) -> None:
+    async def long(request: web.Request) -> web.Response:
+        return web.json_response({"kind": "Status", "message": "x" * 2**20, "code": 422}, status=422)
+
+    async def story() -> None:
+        async with cluster_at(long, tmp_path) as cluster:
+            with pytest.raises(Refused) as raised:
+                await cluster.create(POD)
+            assert len(str(raised.value)) < 3000
+
+    asyncio.run(story())
+
+
+def server_of(authority: Authority, folder: Path) -> ssl.SSLContext:
+    """Return how a server talks whose certificate this authority has signed."""
+    authority.issue(folder, address="127.0.0.1")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
+    return context
+
+
+def test_a_new_authority_of_the_cluster_is_trusted_once_its_file_names_it(tmp_path: Path) -> None:
+    async def story() -> None:
+        before, after = (Authority(tmp_path / name, name) for name in ("before", "after"))
+        trusted = tmp_path / "ca.crt"
+        trusted.write_bytes(before.certificate.read_bytes())
+        context = server_of(before, tmp_path / "server")
+        async with serving(made, tls=context) as address:
+            access = Access(kubeconfig=kubeconfig_for(address, tmp_path, authority=trusted))
+            cluster = await KubernetesCluster.connect(access, coordinator_image="x")
+            await cluster.create(POD)
+            await cluster.close()
+
+            cluster = await KubernetesCluster.connect(access, coordinator_image="x")
+            renewed = after.issue(tmp_path / "server", address="127.0.0.1")
+            context.load_cert_chain(renewed / "tls.crt", renewed / "tls.key")
+            for _ in range(2):
+                with pytest.raises(Unanswered, match="CERTIFICATE_VERIFY_FAILED"):
+                    await cluster.create(POD)
+            trusted.write_bytes(before.certificate.read_bytes() + after.certificate.read_bytes())
+            with pytest.raises(Unanswered, match="CERTIFICATE_VERIFY_FAILED"):
+                await cluster.create(POD)
+            assert await cluster.create(POD) == POD
+            await cluster.close()
+
+    asyncio.run(story())
+
+
+def test_a_token_that_the_kubelet_has_renewed_is_used_and_one_that_is_missing_for_a_moment_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens: list[str] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        tokens.append(request.headers["Authorization"])
+        return await made(request)
+
+    async def story() -> None:
+        authority = Authority(tmp_path / "authority")
+        async with serving(answer, tls=server_of(authority, tmp_path / "server")) as address:
+            token = tmp_path / "token"
+            token.write_text("first")
+            monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(token))
+            monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(authority.certificate))
+            monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+            monkeypatch.setenv("KUBERNETES_SERVICE_PORT", address.rpartition(":")[2])
+            read_at_once = property(lambda loader: datetime.min, lambda loader, time: None)  # not after a minute
+            monkeypatch.setattr(InClusterConfigLoader, "token_expires_at", read_at_once, raising=False)
+            cluster = await KubernetesCluster.connect(Access(kubeconfig=None), coordinator_image="x")
+            await cluster.create(POD)
+            for word in ("", None):
+                token.unlink() if word is None else token.write_text(word)
+                with pytest.raises(Unanswered):
+                    await cluster.create(POD)
+            token.write_text("second")
+            await cluster.create(POD)
+            await cluster.close()
+        assert tokens == ["bearer first", "bearer second"]
 
     asyncio.run(story())
 

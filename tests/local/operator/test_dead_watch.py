@@ -66,14 +66,24 @@ class Server:
         """No question is answered, though every connection is accepted."""
         self.forbidden: set[str] = set()
         """Paths of collections to which the operator has no right."""
+        self.refusal = 403
+        """The status with which it is told so."""
         self.watched: set[str] = set()
+        self.open: dict[str, asyncio.Transport] = {}
+        """Connections of watches that were opened, by path."""
+
+    def cut(self) -> None:
+        """Break all watches."""
+        for transport in self.open.values():
+            transport.abort()
+        self.open.clear()
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         if self.deaf or request.path.endswith(f"/{PLURAL}/llama"):
             await asyncio.Event().wait()
         if request.path in self.forbidden:
             self.watched.add(request.path)
-            return web.json_response({"kind": "Status", "reason": "Forbidden", "code": 403}, status=403)
+            return web.json_response({"kind": "Status", "code": self.refusal}, status=self.refusal)
         if request.query.get("watch"):
             assert request.query["timeoutSeconds"].isdecimal()  # an API server refuses all else
             return await self._watch(request)
@@ -93,6 +103,8 @@ class Server:
         self.watched.add(request.path)
         response = web.StreamResponse()
         await response.prepare(request)
+        assert request.transport is not None
+        self.open[request.path] = request.transport
         if self.ends:
             await asyncio.sleep(LIMIT / 2)
             return response
@@ -245,8 +257,42 @@ def test_an_operator_that_may_not_see_nodes_works_without_them(tmp_path: Path) -
         async with operating(server, tmp_path) as operator:
             await asyncio.sleep(LIMIT / 2)
             assert await operator.healthy()
-            assert (await operator.samples())['fthsdp_api_requests_total{code="403",verb="list"}'] == 1
+            samples = await operator.samples()
+            assert 1 < samples['fthsdp_api_requests_total{code="403",verb="list"}'] < 10
+            assert samples['fthsdp_watch_forbidden{resource="nodes",watched_namespace=""}'] == 1
+            assert samples['fthsdp_watch_forbidden{resource="pods",watched_namespace=""}'] == 0
 
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("status", [403, 503])
+def test_an_operator_whose_jobs_are_not_shown_for_long_lives_and_watches_them_when_they_are(
+    tmp_path: Path, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        server = Server()
+        async with operating(server, tmp_path) as operator:
+            server.refusal = status
+            server.forbidden.add(JOBS)
+            server.cut()
+
+            async def refused() -> bool:
+                assert await operator.healthy()
+                name = f'fthsdp_api_requests_total{{code="{status}",verb="watch"}}'
+                return (await operator.samples()).get(name, 0) > 100
+
+            await until(refused)
+            series = f'fthsdp_watch_forbidden{{resource="{PLURAL}",watched_namespace=""}}'
+            assert (await operator.samples())[series] == (status == 403)
+            assert await operator.watch_age() < LIMIT
+            server.forbidden.clear()
+
+            async def shown() -> bool:
+                return (await operator.samples())[series] == 0 and JOBS in server.open
+
+            await until(shown)
+
+    monkeypatch.setattr(handlers, "RETRY_LONGEST", 0.01)
     asyncio.run(story())
 
 

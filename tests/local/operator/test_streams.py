@@ -69,7 +69,8 @@ def heard(answer: Answer, folder: Path, *, silence: float = 30.0) -> tuple[list[
         versions: list[str] = []
         async with collection_at(answer, folder) as collection:
             try:
-                async with aclosing(collection.watch("7", seconds=60, silence=silence)) as events:
+                watch = collection.watch("7", seconds=60, silence=silence, opened=lambda: None)
+                async with aclosing(watch) as events:
                     async for _, it in events:
                         versions.append(it["metadata"]["resourceVersion"])
             except ClusterError as error:
@@ -130,7 +131,10 @@ def test_a_line_without_an_end_is_given_up(tmp_path: Path) -> None:
         (b"[]\n", Gap),
         (event("ADDED", {"metadata": {"name": "a", "resourceVersion": "9"}}), Gap),
         (event("ADDED", {"metadata": {"name": "a", "uid": "u", "resourceVersion": "newest"}}), Gap),
+        (event("ADDED", {"metadata": "a"}), Gap),
         (event("BOOKMARK", {"metadata": {}}), Gap),
+        (b'{"type": "BOOKMARK", "object": []}\n', Gap),
+        (b'{"type": "ERROR", "object": "overloaded"}\n', Gap),
         (event("RENAMED", pod(9)), Gap),
     ],
 )
@@ -213,9 +217,17 @@ def test_a_list_that_is_too_old_for_its_next_page_is_a_gap(tmp_path: Path) -> No
         listed(Pages(PAGE + 1, forgets=True).answer, tmp_path)
 
 
-def test_what_is_no_list_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"kind": "Status", "metadata": {}},
+        {"metadata": "none"},
+        {"metadata": {"resourceVersion": "1"}, "items": {"a": 1}},
+    ],
+)
+def test_what_is_no_list_is_not_taken_for_an_empty_one(tmp_path: Path, words: Object) -> None:
     async def answer(request: web.Request) -> web.Response:
-        return web.json_response({"kind": "Status", "metadata": {}})
+        return web.json_response(words)
 
     with pytest.raises(ClusterError, match="this is no list"):
         listed(answer, tmp_path)

@@ -18,7 +18,7 @@ from fthsdp_operator.rules import coordinator_pod, deadlines, nodes, policy, rep
 from fthsdp_operator.rules import plan as rules
 from fthsdp_operator.rules.actions import Create, Delete, Plan, Tell, delete, tell
 
-__all__ = ["BUGS", "Bug"]
+__all__ = ["ABOUT_MACHINES", "BUGS", "Bug"]
 
 Patch = pytest.MonkeyPatch
 Bug = Callable[[Patch], None]
@@ -222,7 +222,7 @@ def forgets_the_time_to_live(patch: Patch) -> None:
 
 def takes_what_is_late_for_deleted(patch: Patch) -> None:
     """Pods that another operator saw, and of which nobody has told this one yet, count as gone."""
-    patch.setattr(execute, "_in_doubt", lambda *_: False)
+    patch.setattr(execute, "_missing", lambda *_: frozenset())
 
 
 def rolls_all_at_once(patch: Patch) -> None:
@@ -243,6 +243,16 @@ def does_not_wait_for_those_who_leave(patch: Patch) -> None:
 def believes_nodes_more_than_the_coordinator(patch: Patch) -> None:
     """Who is heard is moved all the same, when its node is not Ready."""
     patch.setattr(nodes, "_is_heard", lambda *_: False)
+
+
+def restarts_in_pods_that_are_to_be_left(patch: Patch) -> None:
+    """A crash on an ill or cordoned node is mended there."""
+    patch.setattr(nodes, "wish", lambda *_: None)
+
+
+def waits_for_pods_that_are_lost(patch: Patch) -> None:
+    """Who was restarted in its pods has to wait until a node that took one of them along has been away for long."""
+    patch.setattr(nodes, "_is_same_loss", lambda *_: False)
 
 
 def avoids_nodes_for_ever(patch: Patch) -> None:
@@ -306,6 +316,8 @@ BUGS: Sequence[Bug] = (
     replaces_who_has_the_template_already,
     does_not_wait_for_those_who_leave,
     believes_nodes_more_than_the_coordinator,
+    restarts_in_pods_that_are_to_be_left,
+    waits_for_pods_that_are_lost,
     avoids_nodes_for_ever,
     removes_by_force_at_once,
     waits_for_hanging_starts_for_ever,
@@ -313,3 +325,6 @@ BUGS: Sequence[Bug] = (
     believes_the_phase_of_a_pod,
     leaves_proxies_behind,
 )
+
+ABOUT_MACHINES: Sequence[Bug] = (restarts_in_pods_that_are_to_be_left, waits_for_pods_that_are_lost)
+"""Those that only show where machines fail beneath replicas that are restarted in place."""

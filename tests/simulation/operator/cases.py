@@ -10,10 +10,10 @@ from random import Random
 from typing import Any
 
 from tests.simulation.operator.checks import Violation
-from tests.simulation.operator.faults import Fault, random_faults
+from tests.simulation.operator.faults import MACHINES, Fault, faults_of, random_faults
 from tests.simulation.operator.world import World
 
-__all__ = ["Case", "Covered", "cover", "random_case", "simplest"]
+__all__ = ["Case", "Covered", "cover", "in_place_case", "random_case", "simplest"]
 
 
 MESHED = 0x6D657368
@@ -28,13 +28,15 @@ class Case:
     """Seed of the job and of everything that is left to chance."""
     faults: tuple[Fault, ...]
     share_of_stills: float = 0.25
+    in_place: bool = False
+    """Crashes are mended in the same pods, and moves have to wait."""
 
     def run(self) -> World:
         """Run it to its end; raises Violation."""
         random = Random(self.number)
         world = World(
             self.number,
-            spec=_random_spec(random),
+            spec=_restarted_in_place(_random_spec(random)) if self.in_place else _random_spec(random),
             steps=random.choice([20, 100, 300]),
             poll=random.choice([5.0, 15.0, 40.0]),
             share_of_stills=self.share_of_stills,
@@ -99,6 +101,20 @@ def random_case(number: int) -> Case:
     random = Random(~number & 0xFFFFFFFF)
     most, until = random.choice([1, 4, 8, 16, 24]), random.choice([20.0, 60.0, 150.0])
     return Case(number=number, faults=tuple(random_faults(random, most=most, until=until)))
+
+
+def _restarted_in_place(spec: dict[str, Any]) -> dict[str, Any]:
+    """Return the spec of a job of many pods that trains for long, is restarted in place, and lets nobody move."""
+    spec |= {"replicas": 3, "minReplicas": 3, "spares": 0, "podsPerReplica": 2}
+    spec["failurePolicy"] |= {"inPlace": {}, "perReplica": {"limit": 20, "windowSeconds": 600}}
+    spec["nodePolicy"] |= {"onCordon": "Migrate", "unreachableSeconds": 60}
+    return spec
+
+
+def in_place_case(number: int) -> Case:
+    """Return a job that is restarted in place, with crashes and whatever can happen to machines."""
+    random = Random(~number & 0xFFFFFFFF)
+    return Case(number=number, faults=tuple(faults_of(MACHINES, random, most=12, until=90.0)), in_place=True)
 
 
 @dataclass(slots=True)

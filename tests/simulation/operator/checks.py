@@ -19,6 +19,7 @@ from fthsdp_operator.api import (
     Job,
     JobState,
     JobStatus,
+    OnCordon,
     ReplicaState,
     ReplicaStatus,
     RuleAction,
@@ -28,7 +29,7 @@ from fthsdp_operator.api import (
 from fthsdp_operator.api.reasons import meanings
 from fthsdp_operator.cluster import Manifest
 from fthsdp_operator.manifests.render import coordinator_config
-from fthsdp_operator.observed.observe import Observed, view
+from fthsdp_operator.observed.observe import NodeView, Observed, view
 from fthsdp_operator.rules import plan as rules
 from fthsdp_operator.rules.actions import Delete, Plan
 from fthsdp_operator.rules.nodes import PLANNED
@@ -47,6 +48,8 @@ BUSY = 250
 """Looks of one operator within SOON that are no longer explained by what happens."""
 SOON = 10.0
 """Seconds."""
+SAME_LOSS = 120.0
+"""Seconds between the failure of a replica and the loss of a node that are taken for one."""
 _REASONS = {kind: meanings(words).keys() for kind, words in REASONS.items()}
 _TERMINAL = (JobState.COMPLETE, JobState.FAILED)
 _ENDED = (ReplicaState.FINISHED, ReplicaState.FAILED)
@@ -95,6 +98,7 @@ class Checks:
         self._holds_the_minimum(job, observed, todo)
         self._rolls_gently(job, observed, todo)
         self._moves_with_care(job, observed, todo)
+        self._stays_only_where_it_may(job, observed, todo)
         there = self._world.server.get(KIND, job.name)
         if there is None or there["metadata"]["resourceVersion"] != job.metadata.resource_version:
             return  # its status comes too late, and then nothing is done
@@ -191,6 +195,24 @@ class Checks:
             heard = observed.member(*who) is not None
             if reasons.get(entry.index) == "NodeLost" and heard and not self._world.blamed(job.metadata.uid, who):
                 self.fail(f"replica {entry.index} is heard, and taken for lost with its node")
+
+    def _stays_only_where_it_may(self, job: Job, observed: Observed, todo: Plan) -> None:
+        """Nobody is restarted in pods that it is to leave, or left in pods of which one is lost with its node."""
+        for old, new in self._pairs(job, todo):
+            if new.pods_attempt is None:
+                continue
+            for pod in observed.group(old.index, old.attempt):
+                node = observed.nodes.get(pod.node or "")
+                if node is None or not pod.alive:
+                    continue
+                if new.attempt > old.attempt and _is_to_leave(job, old, node):
+                    self.fail(f"replica {new.index} is restarted in {pod.name}, and is to leave {node.name}")
+                waits = new.attempt == old.attempt and old.state is new.state is ReplicaState.STARTING
+                heard = observed.coordinator is None or observed.member(old.index, old.attempt) is not None
+                failure, since = old.last_failure, node.not_ready_since
+                same = failure is not None and since is not None and abs(since - failure.time) <= SAME_LOSS
+                if waits and same and not heard and not todo.status.terminal:
+                    self.fail(f"replica {new.index} waits for {pod.name}, which is lost with {node.name}")
 
     # --- the status ---------------------------------------------------------------------------------------------------
 
@@ -297,6 +319,8 @@ class Checks:
         if len(recent) > budget.limit:
             self.fail(f"{what}: {len(recent)} restarts within {budget.window_seconds} s, the limit is {budget.limit}")
         forgotten = set(old.recent_restarts) - set(new.recent_restarts)
+        if new.last_failure is not None and new.last_failure.reason == "NodeLost" and old.last_failure is not None:
+            forgotten -= {old.last_failure.time}  # it was the same loss
         if any(newest - time < budget.window_seconds - SAME for time in forgotten) and newest in new.recent_restarts:
             self.fail(f"{what}: restarts within the window are forgotten")
 
@@ -467,6 +491,14 @@ class Checks:
         left = [f"{kind} {name}" for kind, name in self._world.server.objects]
         if left:
             self.fail(f"the job is deleted, and there is still {', '.join(left)}")
+
+
+def _is_to_leave(job: Job, entry: ReplicaStatus, node: NodeView) -> bool:
+    """A node is left, unless the replica came to it for want of another."""
+    cordoned = node.unschedulable and job.spec.node_policy.on_cordon is OnCordon.MIGRATE
+    came = entry.last_failure is not None and entry.last_failure.node == node.name
+    came |= node.name in {it.name for it in job.status.avoided_nodes}
+    return (cordoned or ("GPUMissing", "True") in node.conditions) and not came
 
 
 def _rolled(old: ReplicaStatus, new: ReplicaStatus) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -17,7 +17,7 @@ from fthsdp.exit_codes import EXIT_CONFIG
 from fthsdp_operator.api import REPLICA_LABEL
 from fthsdp_operator.cluster import Manifest
 
-__all__ = ["Fault", "Kind", "random_faults"]
+__all__ = ["MACHINES", "Fault", "Kind", "faults_of", "random_faults"]
 
 
 class Kind(StrEnum):
@@ -87,6 +87,17 @@ CROSSFIRE = [
 """What users and operators do to each other while replicas fail."""
 CHANGES = [Kind.CHANGE_TEMPLATE, Kind.BREAK_TEMPLATE, Kind.CHANGE_UPDATES, Kind.SUSPEND, Kind.SCALE, Kind.EXIT]
 """What a user does to a job who has changed his mind."""
+MACHINES = [
+    Kind.CRASH,
+    Kind.CRASH,
+    Kind.CORDON,
+    Kind.ILL_NODE,
+    Kind.CUT_NODE,
+    Kind.UNPLUG_NODE,
+    Kind.LIE_ABOUT_NODE,
+    Kind.KILL_OPERATOR,
+]
+"""What happens to machines, and to what runs on them."""
 FINAL = (Kind.DELETE_JOB, Kind.DELETE_IN_FOREGROUND, Kind.CREATE_ANEW)
 
 
@@ -119,6 +130,11 @@ def random_faults(random: Random, *, most: int, until: float) -> list[Fault]:
     """
     some = random.sample(list(Kind), random.choice([3, 6, 12, len(Kind)]))
     kinds = random.choice([CROSSFIRE, CROSSFIRE, CHANGES, some, some])
+    return faults_of(kinds, random, most=most, until=until)
+
+
+def faults_of(kinds: Sequence[Kind], random: Random, *, most: int, until: float) -> list[Fault]:
+    """Return up to ``most`` faults of these kinds within so many seconds."""
     weights = [0.2 if kind in FINAL else 3.0 if kind in OFTEN else 1.0 for kind in kinds]
     faults, at = [], 0.0
     for _ in range(random.randint(most // 2, most)):

@@ -6,7 +6,7 @@ from itertools import count, islice
 
 import pytest
 from tests.simulation.operator import bugs
-from tests.simulation.operator.cases import cover, random_case
+from tests.simulation.operator.cases import cover, in_place_case, random_case
 
 ENOUGH = 400
 """Jobs after which the search is given up."""
@@ -16,7 +16,8 @@ ENOUGH = 400
 def test_an_operator_with_this_bug_is_found_out(bug: bugs.Bug, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         bug(patch)
-        covered = cover(islice(map(random_case, count()), ENOUGH))
+        kind = in_place_case if bug in bugs.ABOUT_MACHINES else random_case
+        covered = cover(islice(map(kind, count()), ENOUGH))
     assert covered.failed is not None, f"nothing was found in {covered}"
     why = covered.failure.removeprefix(f"{covered.failed}\n").partition("\n")[0]
     with capsys.disabled():

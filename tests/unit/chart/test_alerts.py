@@ -24,8 +24,14 @@ def state(name: str) -> dict[str, str]:
     return {f'fthsdp_job_state{{{JOB}, state="{name}"}}': "1x1000"}
 
 
-def requests(code: str, values: str) -> dict[str, str]:
-    return {f'fthsdp_api_requests_total{{namespace="RELEASE_NAMESPACE", verb="GET", code="{code}"}}': values}
+def requests(code: str, values: str, *, verb: str = "get") -> dict[str, str]:
+    return {f'fthsdp_api_requests_total{{namespace="RELEASE_NAMESPACE", verb="{verb}", code="{code}"}}': values}
+
+
+def refused(resource: str) -> dict[str, str]:
+    """Return what is said of a resource that the API server does not show, and of one that it shows."""
+    name = 'fthsdp_watch_forbidden{namespace="RELEASE_NAMESPACE", watched_namespace="training", resource='
+    return {f'{name}"{resource}"}}': "1x1000", f'{name}"fthsdpjobs"}}': "0x1000"}
 
 
 def seconds(histogram: str, labels: str, *, bound: float, longer: bool) -> dict[str, str]:
@@ -50,6 +56,8 @@ FAILURES = 'fthsdp_replica_failures_total{namespace="RELEASE_NAMESPACE", reason=
 WATCH = f"fthsdp_watch_age_seconds{OPERATOR}"
 ERRORS = f"fthsdp_reconcile_errors_total{OPERATOR}"
 STEP = f"fthsdp_job_step{{{JOB}}}"
+AVOIDED = f"fthsdp_job_avoided_nodes{{{JOB}}}"
+CORNERED = f"fthsdp_job_replicas_on_avoided_nodes{{{JOB}}}"
 STANDBY = {f"fthsdp_leader{OPERATOR}": "0x1000"}
 ELSEWHERE = {f"fthsdp_queue_depth{ANOTHER}": "0x1000", f"fthsdp_leader{ANOTHER}": "1x1000"}
 
@@ -77,6 +85,12 @@ CASES: dict[str, tuple[dict[str, str], int, set[str]]] = {
         20,
         {"FTHSDPForbidden"},
     ),
+    "nodes are not shown": (
+        WELL | refused("nodes") | requests("403", "0+1x1000", verb="list") | requests("200", "0+60x1000"),
+        HOUR,
+        set(),
+    ),
+    "pods are not shown": (WELL | refused("pods") | requests("200", "0+60x1000"), 20, {"FTHSDPForbidden"}),
     "one request in twenty fails": (WELL | requests("500", "0+3x1000") | requests("200", "0+57x1000"), HOUR, set()),
     "half of the requests fail": (
         WELL | requests("429", "0+30x1000") | requests("200", "0+30x1000"),
@@ -94,6 +108,13 @@ CASES: dict[str, tuple[dict[str, str], int, set[str]]] = {
     "a replica is away": (WELL | state("Degraded") | {STEP: "0+1x1000"}, 31, {"FTHSDPJobDegraded"}),
     "a job starts slowly": (WELL | state("Starting"), 59, set()),
     "a job does not start": (WELL | state("Pending"), 61, {"FTHSDPJobNotStarting"}),
+    "a node is avoided for nine minutes": (WELL | {AVOIDED: "1x9 0x1000", CORNERED: "0x1000"}, 12, set()),
+    "a node is avoided": (WELL | {AVOIDED: "2x1000", CORNERED: "0x1000"}, 11, {"FTHSDPNodesAvoided"}),
+    "a replica had no other place": (
+        WELL | {AVOIDED: "1x1000", CORNERED: "1x1000"},
+        11,
+        {"FTHSDPNodesAvoided", "FTHSDPReplicasOnAvoidedNodes"},
+    ),
     "a step takes ten minutes": (WELL | state("Running") | {STEP: " ".join(f"{n}x9" for n in range(30))}, 200, set()),
     "a job makes no step": (WELL | state("Running") | {STEP: "7x1000"}, 36, {"FTHSDPJobMakesNoSteps"}),
     "replicas train for half of the time": (WELL | availability(0.5), 80, {"FTHSDPAvailabilityLow"}),

@@ -566,6 +566,21 @@ def test_when_everybody_is_gone_the_run_starts_again_from_the_newest_checkpoint(
     assert installed(job, 0).snapshots == (1,)
 
 
+def test_who_waited_while_everything_was_lost_has_the_time_to_see_the_newest_checkpoint() -> None:
+    job = Job(replicas=1, spares=1).started(step=57)
+    job.hello(1, origin="b", checkpoint=40)
+    job.pass_time(1, 0, 1)
+    job.dies(0)
+    assert job.of(Decided) == [Decided(record=None)]
+    job.cut(1)
+    job.hello(1)
+    job.pass_time(5, 1)
+    assert not job.of(Started)
+    job.say(1, origin="c", checkpoint=50)
+    effects = job.pass_time(6, 1)
+    assert [e.step for e in effects if isinstance(e, Started)] == [50]
+
+
 def test_a_verdict_names_who_is_silent_but_not_who_is_known_to_be_gone() -> None:
     job = Job().started(step=5)
     job.dies(0)
@@ -1059,6 +1074,22 @@ def test_a_replica_that_dies_at_the_end_does_not_hold_up_the_others() -> None:
     job.dies(2)
     assert job.core.finished
     assert not job.of(Fenced)
+
+
+def test_a_newcomer_whose_epoch_began_with_the_last_step_is_dismissed_with_the_others() -> None:
+    job = joining()
+    job.all_say(0, 1, 2, connected=3)
+    job.say(2, epoch=3, base=3)
+    job.say(0, epoch=3, step=9, finished=8)
+    job.cut(2)
+    job.hello(2, attempt=1)
+    assert not job.sent(2, RefusedMember)
+    assert job.sent(2, Close) == [Close(step=8)]
+    job.say(1, finished=8)
+    assert not job.core.finished
+    job.say(2, finished=8)
+    assert job.core.finished
+    assert not job.of(Removed)
 
 
 def test_nothing_is_decided_any_more_once_somebody_has_finished() -> None:

@@ -143,6 +143,44 @@ def test_a_pod_that_is_gone_without_a_word_is_a_failure_once_the_server_says_so(
     asyncio.run(story())
 
 
+def test_while_a_coordinator_waits_for_its_restart_the_server_is_asked_for_all_pods_once() -> None:
+    async def story() -> None:
+        world, memory = Late(manifest(failurePolicy={"backoff": {"initialSeconds": 60}})), Memory()
+        await world.train()
+        world.vanish("coordinator")
+        await world.look()  # its first restart does not wait
+        await world.settle()
+        world.vanish("coordinator")
+        world.last_words.clear()
+        world.asked.clear()
+        for _ in range(10):
+            world.now += 2
+            await reconcile(world, NAMESPACE, NAME, world.now, memory=memory)
+        assert ("Pod", f"{NAME}-coordinator") not in world.objects
+        assert world.asked.count("pods") == 1
+        world.now += 60
+        await reconcile(world, NAMESPACE, NAME, world.now, memory=memory)
+        assert world.job.status.coordinator.starts == 3
+        assert world.asked.count("pods") == 1
+
+    asyncio.run(story())
+
+
+def test_a_pod_that_is_missing_again_after_it_was_there_is_asked_for_again() -> None:
+    async def story() -> None:
+        world, memory = Late(manifest(failurePolicy={"backoff": {"initialSeconds": 0}})), Memory()
+        await world.train()
+        for asked in (1, 2, 3):
+            world.vanish("coordinator")
+            world.last_words.clear()
+            for _ in range(4):
+                await reconcile(world, NAMESPACE, NAME, world.now, memory=memory)
+            assert ("Pod", f"{NAME}-coordinator") in world.objects
+            assert world.asked.count("pods") == asked
+
+    asyncio.run(story())
+
+
 def test_the_server_is_asked_for_no_pods_while_all_of_them_are_known_or_their_end_was_told() -> None:
     async def story() -> None:
         world = Late()

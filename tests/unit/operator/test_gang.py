@@ -160,6 +160,71 @@ def test_a_group_that_is_gone_with_its_only_pod_is_not_left_behind() -> None:
     asyncio.run(story())
 
 
+async def restarted_in_its_pod(world: Grouped, times: int) -> None:
+    """Replica 1 crashes so often, and is restarted in its only pod each time."""
+    await world.train()
+    for number in range(times):
+        world.launcher_says("r1-a0-0", 1)
+        await world.settle()
+        assert world.job.status.replica_statuses[1].attempt == number + 1
+        world.everybody_trains()
+        await world.settle()
+        world.now += 601
+
+
+IN_PLACE = {"podsPerReplica": 1, "failurePolicy": {"inPlace": {}}}
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_replica_that_was_restarted_in_its_pods_keeps_their_group_and_leaves_none_behind(times: int) -> None:
+    async def story() -> None:
+        world = Grouped(**IN_PLACE)
+        await restarted_in_its_pod(world, times)
+        assert world.groups == {"r0-a0", "r1-a0", "r2-a0"}
+        world.vanish("r1-a0-0")  # so that nobody deletes it
+        await world.settle()
+        assert world.groups == {"r0-a0", f"r1-a{times + 1}", "r2-a0"}
+
+    asyncio.run(story())
+
+
+def test_nor_does_it_when_it_is_suspended_while_its_pod_goes() -> None:
+    async def story() -> None:
+        world = Grouped(**IN_PLACE)
+        await restarted_in_its_pod(world, 2)
+        world.user_deletes("r1-a0-0")
+        world.user_changes(suspend=True)
+        await world.settle()
+        for replica in range(3):
+            world.vanish(f"r{replica}-a0-0")
+        world.user_changes(suspend=False)
+        await world.settle()
+        assert world.groups == {"r0-a1", "r1-a3", "r2-a1"}
+
+    asyncio.run(story())
+
+
+def test_nor_does_an_operator_that_is_killed_at_any_call() -> None:
+    async def story() -> None:
+        for number in range(20):
+            world = Grouped(**IN_PLACE)
+            await restarted_in_its_pod(world, 2)
+            begun = len(world.writes)
+            world.vanish("r1-a0-0")
+            world.kill_at = begun + number
+            try:
+                await world.settle()
+            except Killed:
+                world.kill_at = None
+                await world.settle()
+            assert world.groups == {"r0-a0", "r1-a3", "r2-a0"}, number
+            if len(world.writes) - begun <= number:
+                return
+        raise AssertionError("it never ends")
+
+    asyncio.run(story())
+
+
 def test_who_is_abandoned_scaled_away_or_suspended_has_no_group() -> None:
     async def story() -> None:
         world = Grouped(failurePolicy={"rules": [_ABANDON]})

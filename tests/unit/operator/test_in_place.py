@@ -11,7 +11,7 @@ from tests.unit.operator.world import NAME, NAMESPACE, Killed, World, manifest
 
 from fthsdp.coordinator.messages import Cause, Verdict
 from fthsdp.errors import ConfigError
-from fthsdp_operator.api import ATTEMPT_LABEL, JobState, ReplicaState, ReplicaStatus, parse_job
+from fthsdp_operator.api import ATTEMPT_LABEL, JobState, ReplicaState, ReplicaStatus, format_time, parse_job
 from fthsdp_operator.manifests import render
 from fthsdp_operator.observed.observe import NodeView, observe
 from fthsdp_operator.rules.actions import Label
@@ -226,6 +226,107 @@ def test_pods_stay_only_on_nodes_that_are_ready(ready: str, stays: bool) -> None
     asyncio.run(story())
 
 
+GPU_MISSING = frozenset({("Ready", "True"), ("GPUMissing", "True")})
+
+
+@pytest.mark.parametrize(
+    ("node", "policy", "stays"),
+    [
+        ({"conditions": GPU_MISSING}, {}, False),
+        ({"conditions": GPU_MISSING}, {"unhealthyConditions": []}, True),
+        ({"unschedulable": True}, {}, True),
+        ({"unschedulable": True}, {"onCordon": "Migrate"}, False),
+    ],
+)
+def test_a_replica_that_crashes_on_a_node_that_it_is_to_leave_leaves_it_at_once(
+    node: dict[str, Any], policy: dict[str, Any], stays: bool
+) -> None:
+    async def story() -> None:
+        given = job()
+        given["spec"] |= {"nodePolicy": policy, "minReplicas": 3}  # so that it has not left before
+        world = World(given)
+        await crashed(world)
+        world.node_views["node-1"] = NodeView(name="node-1", ready="True", **node)
+        await world.settle()
+        assert of_replica_2(world) == (OLD if stays else NEW)
+        why = entry(world).last_failure
+        assert why is not None
+        assert (why.reason, why.exit_code, len(entry(world).recent_restarts)) == ("Error", 1, 1)
+        ill = "conditions" in node and not stays
+        assert [it.name for it in world.job.status.avoided_nodes] == (["node-1"] if ill else [])
+
+    asyncio.run(story())
+
+
+def test_who_came_back_to_a_node_because_there_is_no_other_is_restarted_in_its_pods_there() -> None:
+    async def story() -> None:
+        world = World(job())
+        await world.train()
+        for pod in OLD:
+            world.pod(pod)["spec"]["nodeName"] = "ill"
+        world.node_views["ill"] = NodeView(name="ill", ready="True", conditions=GPU_MISSING)
+        await world.settle()
+        assert of_replica_2(world) == NEW
+        for pod in OLD:
+            world.vanish(pod)
+        await world.train()
+        for pod in NEW:
+            world.pod(pod)["spec"]["nodeName"] = "ill"
+            world.pod(pod)["metadata"]["creationTimestamp"] = format_time(world.now)
+        world.now += 601
+        await world.settle()
+        world.launcher_says("r2-a1-0", 1)
+        await world.settle()
+        assert (of_replica_2(world), entry(world).pods_attempt) == (NEW, 1)
+
+    asyncio.run(story())
+
+
+def lost_node(world: World, *, since: float) -> None:
+    world.pod("r2-a0-0")["spec"]["nodeName"] = "lost"
+    world.node_views["lost"] = NodeView(name="lost", ready="Unknown", not_ready_since=since)
+
+
+@pytest.mark.parametrize("code", [1, 75])
+def test_a_crash_that_turns_out_to_be_the_loss_of_a_node_is_moved_at_once_and_costs_nothing(code: int) -> None:
+    async def story() -> None:
+        world = World(job())
+        await crashed(world, code)  # it misses the other pod, whose node is called not Ready 40 s later
+        await world.settle()
+        assert (of_replica_2(world), len(entry(world).recent_restarts)) == (OLD, 1)
+        world.now += 40
+        lost_node(world, since=world.now)
+        await world.settle()
+        now = entry(world)
+        assert of_replica_2(world) == {"r2-a2-0", "r2-a2-1"}  # without a wait, as after a first failure
+        assert (now.attempt, now.recent_restarts, now.restarts_in_a_row) == (2, (), 1)
+        assert now.last_failure is not None
+        assert (now.last_failure.reason, now.last_failure.pod, now.last_failure.node, now.last_failure.action) == (
+            "NodeLost", f"{NAME}-r2-a0-0", "lost", "RestartReplicaFree"
+        )  # fmt: skip
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("case", ["it is heard", "nobody answers", "another loss"])
+def test_a_restart_in_place_goes_on_while(case: str) -> None:
+    async def story() -> None:
+        world = World(job())
+        await crashed(world)
+        await world.settle()
+        if case == "it is heard":
+            world.everybody_trains()
+        if case == "nobody answers":
+            world.coordinator = None
+        world.now += 40
+        lost_node(world, since=world.now + (121 if case == "another loss" else 0))
+        world.now += 1
+        await world.settle()
+        assert (of_replica_2(world), entry(world).attempt) == (OLD, 1)
+
+    asyncio.run(story())
+
+
 @pytest.mark.parametrize("calls", range(1, 5))
 def test_an_operator_that_is_killed_on_the_way_leads_to_the_same_end(calls: int) -> None:
     async def story() -> None:
@@ -291,6 +392,34 @@ def test_a_suspended_and_resumed_job_has_pods_of_its_own_again() -> None:
         await world.settle()
         assert of_replica_2(world) == {"r2-a2-0", "r2-a2-1"}
         assert entry(world).pods_attempt is None
+
+    asyncio.run(story())
+
+
+def port(world: World, name: str) -> str:
+    env = {it["name"]: it.get("value") for it in world.pod(name)["spec"]["containers"][0]["env"]}
+    return str(env["MASTER_PORT"])
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_on_the_network_of_a_node_new_pods_have_other_ports_than_those_that_may_still_be_there(times: int) -> None:
+    async def story() -> None:
+        given = job()
+        given["spec"]["template"]["spec"]["hostNetwork"] = True
+        world = World(given)
+        await world.train()
+        for _ in range(times):
+            world.launcher_says("r2-a0-1", 1)
+            await world.settle()
+            world.everybody_trains()
+            await world.settle()
+            world.now += 601
+        assert (entry(world).attempt, entry(world).restarts_in_place) == (times, times)
+        world.exits("r2-a0-0", 1)
+        await world.settle()
+        new = f"r2-a{times + 1}"
+        assert of_replica_2(world) == {f"{new}-0", f"{new}-1"}
+        assert (port(world, "r2-a0-1"), port(world, f"{new}-0"), port(world, f"{new}-1")) == ("29508", "29510", "29510")
 
     asyncio.run(story())
 

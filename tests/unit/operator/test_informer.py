@@ -15,6 +15,7 @@ from tests.unit.operator.test_cache import pod
 
 from fthsdp_operator.cluster import ClusterError
 from fthsdp_operator.informers import informer
+from fthsdp_operator.informers.cache import Restored
 from fthsdp_operator.informers.sight import EVERYWHERE, Sight
 from fthsdp_operator.observed.observe import JobKey, PodView
 
@@ -38,13 +39,13 @@ class Seeing:
 
     async def begin(self) -> None:
         """Follow from now on, and wait until all that there is was seen."""
-        self._following = asyncio.create_task(self.sight.follow())
+        self.following = asyncio.create_task(self.sight.follow())
         await self.sight.settled()
         await asyncio.sleep(1)
 
     async def end(self) -> None:
-        self._following.cancel()
-        await asyncio.gather(self._following, return_exceptions=True)
+        self.following.cancel()
+        await asyncio.gather(self.following, return_exceptions=True)
 
     def _hear(self, job: JobKey, gone: PodView | None, can_wait: bool) -> None:
         assert job == LLAMA
@@ -170,13 +171,14 @@ def test_a_stream_that_is_frozen_is_given_up_and_nothing_that_came_meanwhile_is_
     story(play)
 
 
-def test_a_server_that_was_restored_from_a_copy_is_believed_within_half_an_hour() -> None:
+@pytest.mark.parametrize(("broken", "seconds"), [(True, 5.0), (False, informer.RELIST + 2 * informer.WATCH_TIME)])
+def test_a_server_that_was_restored_from_a_copy_ends_all_that_was_heard_of_it(broken: bool, seconds: float) -> None:
     async def play() -> None:
         async with seeing(pod("a", 90), pod("b", 100)) as it:
-            it.pods.restore(pod("a", 40, phase="Running"), version=50)
-            await asyncio.sleep(informer.RELIST + 2 * informer.WATCH_TIME)
-            assert it.shown() == {"a": "Running"}
-            assert "b" in it.told
+            it.pods.restore(pod("a", 40, phase="Running"), version=50, cut=broken)
+            with pytest.raises(ExceptionGroup) as raised:
+                await asyncio.wait_for(it.following, seconds)
+            assert raised.group_contains(Restored, match="has gone back from version 100 to 50")
 
     story(play)
 
@@ -238,7 +240,7 @@ def test_a_namespace_that_nobody_follows_has_no_pods_to_speak_of() -> None:
 @pytest.mark.parametrize("fault", ["down", "gone", "ends"])
 def test_a_server_that_fails_is_asked_ever_less_often(fault: str) -> None:
     class Failing(Shelf):
-        async def watch(self, version: str, *, seconds: int, silence: float) -> Any:
+        async def watch(self, version: str, *, seconds: int, silence: float, opened: Callable[[], None]) -> Any:
             self.asked.append("watch")
             if fault == "gone":
                 raise informer.Gap("410 Gone")
@@ -341,6 +343,7 @@ def test_without_the_right_to_nodes_none_is_known_and_a_right_that_is_granted_la
             assert it.sight.nodes() == {}
             assert it.shown() == {"a": "Pending"}
             assert it.sight.age() < 2 * informer.FORBIDDEN_RETRY
+            assert it.nodes.asked.count("list") < 20
             it.nodes.forbidden = False
             await asyncio.sleep(2 * informer.FORBIDDEN_RETRY)
             assert it.sight.nodes()["node-7"].ready == "True"
@@ -351,9 +354,63 @@ def test_without_the_right_to_nodes_none_is_known_and_a_right_that_is_granted_la
 
     with caplog.at_level(logging.INFO):
         story(play)
-    said = [line for line in caplog.messages if "nodes are not seen" in line or "was granted" in line]
-    assert len(said) == 3
-    assert said[0] == "nodes are not seen, which is tried again every minute: 403 Forbidden: said the server"
+    assert [line.partition(", which")[0] for line in caplog.messages if line.startswith("nodes are")] == [
+        "nodes are not shown to us",
+        "nodes are not known any more, until we may see them: 403 Forbidden: said the server",
+        "nodes are shown to us again",
+        "nodes are not shown to us",
+        "nodes are not known any more, until we may see them: 403 Forbidden: said the server",
+    ]
+
+
+@pytest.mark.parametrize("seconds", [0.01, 1.0, 5.0])
+def test_a_right_that_is_missing_for_a_moment_blinds_nobody_and_the_watch_goes_on_where_it_was(seconds: float) -> None:
+    async def play() -> None:
+        async with seeing(pod("a", 1)) as it:
+            it.pods.forbidden = True
+            it.pods.cut()
+            it.pods.write("MODIFIED", pod("a", 5, phase="Running"))
+            await asyncio.sleep(seconds)
+            assert it.shown() == {"a": "Pending"}
+            it.pods.forbidden = False
+            await asyncio.sleep(2 * seconds + 1)
+            assert it.shown() == {"a": "Running"}
+            assert it.pods.asked.count("list") == 1
+            assert it.sight.refusals() == {("pods", ""): False, ("nodes", ""): False}
+
+    story(play)
+
+
+def test_pods_that_are_refused_for_longer_are_not_known_any_more_and_it_is_said_why() -> None:
+    async def play() -> None:
+        async with seeing(pod("a", 1)) as it:
+            it.pods.forbidden = True
+            it.pods.cut()
+            await asyncio.sleep(2 * informer.FORBIDDEN_GRACE)
+            with pytest.raises(ClusterError, match="are not known: we may not see them: 403 Forbidden: said the serv"):
+                it.shown()
+            assert it.sight.refusals() == {("pods", ""): True, ("nodes", ""): False}
+            it.pods.write("DELETED", pod("a", 5))
+            it.pods.forbidden = False
+            await asyncio.sleep(2 * informer.FORBIDDEN_GRACE)
+            assert it.shown() == {}
+            assert it.told == ["a"]
+
+    story(play)
+
+
+def test_what_is_refused_again_is_known_as_long_as_if_it_was_never_refused_before() -> None:
+    async def play() -> None:
+        async with seeing(pod("a", 1)) as it:
+            for _ in range(10):
+                it.pods.forbidden = True
+                it.pods.cut()
+                await asyncio.sleep(informer.FORBIDDEN_GRACE / 2)
+                it.pods.forbidden = False
+                await asyncio.sleep(informer.WATCH_TIME)
+                assert it.shown() == {"a": "Pending"}
+
+    story(play)
 
 
 def test_a_watch_that_dies_of_a_mistake_of_ours_ends_all_of_them() -> None:

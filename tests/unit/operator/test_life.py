@@ -472,6 +472,49 @@ def test_a_coordinator_on_a_lost_node_is_removed_by_force() -> None:
     asyncio.run(story())
 
 
+@pytest.mark.parametrize("finalizers", [["example.com/audit"], []])
+def test_a_coordinators_pod_that_does_not_go_is_named_and_replaced_when_it_has(finalizers: list[str]) -> None:
+    async def story() -> None:
+        world = Held()
+        await world.train()
+        before, old = world.pods, world.pod(COORDINATOR)
+        old["metadata"]["finalizers"] = finalizers
+        world.user_deletes(COORDINATOR)
+        world.now += 33
+        await world.settle()
+        assert world.condition("Stalled").reason == "NobodyWaits"
+        world.now += 7
+        for _ in range(3):
+            await world.look()
+        assert world.forced > 0
+        stalled = world.condition("Stalled")
+        why = "its finalizers keep it: example.com/audit" if finalizers else "removing it by force has not helped"
+        assert (stalled.status, stalled.reason, stalled.message) == (
+            "True", "CoordinatorHeld", f"{COORDINATOR} does not go, so no other coordinator can be started: {why}"
+        )  # fmt: skip
+        said = [event.message for event in world.events if event.reason == "CoordinatorHeld"]
+        assert said == [stalled.message]
+        world.vanish(COORDINATOR)
+        await world.settle()
+        assert world.pod(COORDINATOR)["metadata"]["uid"] != old["metadata"]["uid"]
+        assert world.condition("Stalled").status == "False"
+        assert (world.pods, world.job.status.restarts) == (before, 0)
+
+    asyncio.run(story())
+
+
+class Held(World):
+    """A cluster in which a pod of the coordinator does not go, even by force."""
+
+    forced = 0
+
+    async def delete(self, kind: str, namespace: str, name: str, *, uid: str, grace_seconds: int | None) -> None:
+        if name == COORDINATOR and grace_seconds == 0:
+            self.forced += 1
+        else:
+            await super().delete(kind, namespace, name, uid=uid, grace_seconds=grace_seconds)
+
+
 def test_a_coordinator_that_keeps_failing_is_started_ever_more_slowly() -> None:
     async def story() -> None:
         world = World()

@@ -77,6 +77,22 @@ def test_the_age_is_that_of_the_watch_that_is_silent_longest() -> None:
     assert watches.age() == 60
 
 
+@pytest.mark.parametrize("forbidden", [True, False])
+def test_a_server_that_refuses_lives_and_what_it_forbids_is_known_until_it_shows_it(forbidden: bool) -> None:
+    clock = Times()
+    watches = Watches([JOBS, PODS], clock=clock)
+    clock.now += 50
+    watches.listed(JOBS)
+    watches.refused(PODS, forbidden=forbidden)
+    assert watches.age() == 0
+    assert (watches.forbids(JOBS), watches.forbids(PODS)) == (False, forbidden)
+    watches.opened(PODS, Stream())
+    assert not watches.forbids(PODS)
+    watches.refused(PODS, forbidden=True)
+    watches.listed(PODS)
+    assert not watches.forbids(PODS)
+
+
 def test_what_is_not_to_be_watched_does_not_count() -> None:
     clock = Times()
     watches = Watches([PODS], clock=clock)

@@ -10,8 +10,9 @@ import pytest
 from tests.unit.operator.world import NAME, NAMESPACE, World, manifest
 
 from fthsdp.coordinator.messages import Cause, Verdict
-from fthsdp_operator.api import KIND, JobState, ReplicaState
+from fthsdp_operator.api import KIND, JobState, ReplicaState, format_time
 from fthsdp_operator.cluster import ClusterError, Conflict, Manifest
+from fthsdp_operator.observed.observe import NodeView
 from fthsdp_operator.process.metrics import Metrics
 
 JOB = {"namespace": NAMESPACE, "job": NAME}
@@ -93,6 +94,33 @@ def test_time_that_nobody_saw_is_not_counted() -> None:
         await world.passes(3600)
         assert world.of_job("fthsdp_available_replica_seconds_total") == 0
         assert world.of_job("fthsdp_desired_replica_seconds_total") == 0
+
+    asyncio.run(story())
+
+
+def test_nodes_that_are_avoided_are_counted_and_who_is_on_them_for_lack_of_others() -> None:
+    async def story() -> None:
+        world = Counted()
+        await world.train()
+        counts = ("fthsdp_job_avoided_nodes", "fthsdp_job_replicas_on_avoided_nodes")
+        assert [world.of_job(it) for it in counts] == [0, 0]
+        for name in ("r2-a0-0", "r2-a0-1"):
+            world.pod(name)["spec"]["nodeName"] = "ill"
+        world.node_views["ill"] = NodeView(name="ill", ready="True", conditions=frozenset({("GPUMissing", "True")}))
+        await world.settle()
+        world.vanish("r2-a0-0")
+        world.vanish("r2-a0-1")
+        world.kubelets_start_everything()
+        await world.passes(1)
+        assert [world.of_job(it) for it in counts] == [1, 0]
+        world.pod("r2-a1-1")["spec"]["nodeName"] = "ill"
+        world.pod("r2-a1-1")["metadata"]["creationTimestamp"] = format_time(world.now)
+        await world.passes(1)
+        assert [world.of_job(it) for it in counts] == [1, 1]
+        world.now += 3600
+        world.node_views.clear()
+        await world.passes(1)
+        assert [world.of_job(it) for it in counts] == [0, 0]
 
     asyncio.run(story())
 

@@ -90,6 +90,7 @@ def test_of_a_job_that_is_as_it_should_be_it_says_so() -> None:
     assert words[1:] == [
         "  Its Secret, ConfigMap, Service, ServiceAccount and Role are taken to be there.",
         "  Its coordinator is not asked: what it said last stands in the status.",
+        "  Nothing is known of node node-1: what follows from the state of nodes is left out.",
         "",
         "The status stays as it is.",
         "",
@@ -130,6 +131,42 @@ def test_pods_of_others_are_passed_over_and_that_is_said() -> None:
     found = preview(objects, NOW, coordinator_image="x", with_pods=True)
     assert found.assumed[0] == "3 pods are not of this job: passed over."
     assert found.todo.actions == ()
+
+
+def node(**status: Any) -> Manifest:
+    ready = {"type": "Ready", "status": "True"}
+    conditions = [ready, *({"type": name, "status": value} for name, value in status.items())]
+    return {"kind": "Node", "metadata": {"name": "node-1"}, "status": {"conditions": conditions}}
+
+
+def foreseen_with(world: World, *nodes: Manifest) -> Preview:
+    objects = [world.objects[KIND, NAME], *pods_of(world), *nodes]
+    return preview(objects, NOW, coordinator_image="x", with_pods=True)
+
+
+def test_what_follows_from_nodes_is_foreseen_where_they_are_given() -> None:
+    world = World(manifest(failurePolicy={"inPlace": {}}, nodePolicy={"forceDelete": True}))
+    asyncio.run(world.train())
+    world.coordinator = None
+    for index in range(2):
+        world.user_deletes(f"r2-a0-{index}")
+    asyncio.run(world.settle())
+    world.now += 60
+    lost = node()
+    since = {"status": "Unknown", "lastTransitionTime": format_time(NOW - 60)}
+    lost["status"]["conditions"][0] |= since
+    objects = [world.objects[KIND, NAME], *pods_of(world), lost, {"kind": "Node", "metadata": {"name": "another"}}]
+    found = preview(objects, world.now, coordinator_image="x", with_pods=True)
+    words = "\n".join(found.words())
+    assert "delete by force Pod llama-r2-a0-0, llama-r2-a0-1: its grace period is over" in words
+    assert "Nothing is known of node" not in words
+
+
+def test_nodes_of_which_nothing_is_given_are_named() -> None:
+    world = training()
+    sentence = "Nothing is known of node node-1: what follows from the state of nodes is left out."
+    assert sentence in foreseen_with(world).assumed
+    assert sentence not in foreseen_with(world, node(GPUMissing="True")).assumed
 
 
 def test_what_belongs_to_the_job_is_missed_only_where_it_was_given() -> None:
@@ -240,6 +277,7 @@ NO_UID: Callable[[Manifest], object] = lambda job: job["metadata"].pop("uid")  #
         (GOOD_JOB, {"kind": "List"}, "the List has no items"),
         (GOOD_JOB, {"kind": "List", "items": [3]}, "holds a int: it has to hold Kubernetes objects"),
         (GOOD_JOB, {"kind": "Deployment", "metadata": {"name": "d"}}, "Deployment d: give a FTHSDPJob, its pods, and"),
+        (GOOD_JOB, {"kind": "Node", "metadata": {"name": "n"}, "status": 5}, "Node n is not as 'kubectl get nodes"),
         (GOOD_JOB, labelled(status=5), "Pod p is not as 'kubectl get pods -o yaml' prints one"),
         (GOOD_JOB, labelled(status={"containerStatuses": 5}), "Pod p is not as"),
         (GOOD_JOB, {"kind": "Pod", "metadata": {"name": "p", "labels": 3}}, "Pod p is not as"),

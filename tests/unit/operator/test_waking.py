@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
+import pytest
 from tests.unit.operator.reconciling import working
 from tests.unit.operator.world import NAME, NAMESPACE, World
 
@@ -158,4 +159,49 @@ def test_a_pod_whose_end_is_told_while_its_job_is_looked_at_is_not_one_without_a
 
     reconciler: Reconciler
     asked: list[str] = []
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("told_first", [True, False], ids=["told before the answer", "told after the answer"])
+def test_how_a_pod_ended_is_known_though_it_ends_while_all_pods_are_listed(told_first: bool) -> None:
+    """Another one is missing without a word, so the API server is asked; its answer has neither."""
+
+    class Asked(Watched):
+        ends: PodView | None = None
+        """The pod whose end is not told yet."""
+
+        def known_pods(self, namespace: str, job: str) -> list[PodView]:
+            known = super().known_pods(namespace, job)
+            return known if self.ends is None else [*known, self.ends]
+
+        async def list_pods(self, namespace: str, job: str) -> list[PodView]:
+            if "r2-a0-1" in self.pods:
+                running = view(self.pod("r2-a0-1"))
+                self.exits("r2-a0-1", 143)
+                ended = view(self.objects.pop(("Pod", f"{NAME}-r2-a0-1")))
+                if told_first:
+                    tell(ended)
+                else:
+                    self.ends = running
+                    asyncio.get_running_loop().call_later(0.2, tell, ended)
+            return super().known_pods(namespace, job)
+
+    def tell(ended: PodView | None) -> None:
+        world.ends = None
+        reconciler.pods_event((NAMESPACE, NAME), ended, False)
+
+    async def story() -> None:
+        nonlocal reconciler, world
+        trained, world = Watched(), Asked()
+        await trained.train()
+        world.objects, world.coordinator = trained.objects, trained.coordinator
+        world.vanish("r0-a0-0")
+        async with working(world) as reconciler:
+            reconciler.pods_event((NAMESPACE, NAME), None, False)
+            await world.until(lambda: {"r0-a1-0", "r2-a1-0"} <= world.pods.keys())
+        failures = {entry.index: entry.last_failure for entry in world.job.status.replica_statuses}
+        assert [failures[index] and failures[index].exit_code for index in (0, 2)] == [None, 143]
+
+    reconciler: Reconciler
+    world: Asked
     asyncio.run(story())

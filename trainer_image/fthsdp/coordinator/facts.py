@@ -38,6 +38,8 @@ class Peer:
     """When it last said something."""
     connected: float = 0.0
     """When its newest connection began."""
+    arrived: float = 0.0
+    """When it said hello for the first time."""
     deadline: float | None = None
     """When it is lost unless it reconnects; None while connected."""
     baseless: float | None = None

@@ -67,7 +67,7 @@ from fthsdp.coordinator.messages import (
     Verdict,
     Welcome,
 )
-from fthsdp.coordinator.start import first_epoch, replaced
+from fthsdp.coordinator.start import LOOK_AGAIN, first_epoch, replaced
 from fthsdp.scramble import fingerprint
 
 __all__ = ["Membership"]
@@ -223,6 +223,7 @@ class Membership:
             connection=connection,
             heard=self._now,
             connected=self._now,
+            arrived=known.arrived if known is not None and known.attempt == attempt else self._now,
         )
         self._facts.peers[replica] = peer
         if known is not None and not known.greeted:
@@ -396,9 +397,14 @@ class Membership:
     def _start(self) -> bool:
         """Make the first epoch, or the first one after everything was lost."""
         waiting = list(self._facts.joiners())
-        patient = self._now - self._waiting_since < self._settings.start_timeout
+        waited = self._now - self._waiting_since
+        patient = waited < self._settings.start_timeout
         if len(waiting) < (self._facts.expected if patient else self._settings.min_replicas):
             return False
+        if waited < LOOK_AGAIN + self._settings.silence_timeout and any(
+            p.arrived < self._waiting_since for p in waiting
+        ):
+            return False  # who was here before everything was lost has yet to see the checkpoint that was left behind
         states = {p.replica: p.state for p in waiting}
         record = first_epoch(
             states,
@@ -582,7 +588,9 @@ class Membership:
     def _finish(self) -> bool:
         """The last step is final: nothing needs to be decided any more."""
         assert self._finished is not None
-        self._fence = self._facts.proposal = None
+        self._fence = None
+        if self._facts.begun is None:
+            self._facts.proposal = None  # else its newcomers are members, who are told and dismissed with the others
         members = self._facts.union().values()
         if self._done or any(self._facts.peers[m.replica].state.finished is None for m in members):
             return False

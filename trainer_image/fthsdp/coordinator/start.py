@@ -12,7 +12,10 @@ from collections.abc import Mapping
 
 from fthsdp.coordinator.messages import EpochRecord, Member, MemberState, Outcome, Role
 
-__all__ = ["first_epoch", "replaced"]
+__all__ = ["LOOK_AGAIN", "first_epoch", "replaced"]
+
+LOOK_AGAIN = 5.0
+"""Seconds between looks of a waiting newcomer for a newer checkpoint."""
 
 
 def first_epoch(

@@ -232,7 +232,7 @@ class Leader:
         if changes:
             self.state = self.state.model_copy(update=changes)
         self._catch_up_on_breaks()
-        if self.state.ranks:
+        if changes and self.state.ranks:
             self.state = self.state.model_copy(update={"ranks": ()})  # a step has ended: nobody hangs
         news = turns_full or changes.keys() & {"epoch", "finished"}
         return self._answer_fence() or ([TellCoordinator()] if news else [])

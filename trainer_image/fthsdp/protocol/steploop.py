@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from fthsdp.coordinator.messages import Assigned, CatchingUp, EpochRecord, Role
+from fthsdp.coordinator.start import LOOK_AGAIN
 from fthsdp.data.policies import BatchPolicy, Policies, lr_factor
 from fthsdp.data.sampler import Assignment, SamplerState, assign, commit
 from fthsdp.errors import ConfigError, Refused, ReplicaLost, StateDiverged
@@ -49,8 +50,6 @@ log = logging.getLogger(__name__)
 
 _POLL = 0.02
 """Seconds between looks of a paused shadow, which waits for the coordinator and for its download at the same time."""
-_LOOK_AGAIN = 5.0
-"""Seconds between looks of a waiting newcomer for a newer checkpoint."""
 _LAST_WORDS = 2.0
 """Seconds that a replica whose state is odd waits for the coordinator to take notice."""
 _DIGEST_BITS = (1 << 52) - 1
@@ -117,7 +116,7 @@ class StepLoop:
         while True:
             step, origin = self._body.newest_checkpoint() or (0, weights)
             self._body.tell(partial(Leader.starts_from, origin=origin, checkpoint=step))
-            record = self._read((yield AwaitDecision(Wanted.JOIN, tried, _LOOK_AGAIN)))
+            record = self._read((yield AwaitDecision(Wanted.JOIN, tried, LOOK_AGAIN)))
             if record is None:
                 continue
             tried = record.number
@@ -256,6 +255,9 @@ class StepLoop:
             changes["finished"] = self.step - 1
         if following is not self._record and following.member(self._me) is not None:
             changes["epoch"] = following.number
+            if not full and self._me in following.snapshots:
+                base = CatchingUp(since=self.step, at=self.step, donors=following.active)
+                changes |= {"base": following.number, "catching_up": base}
         self._body.tell(lambda leader: leader.vote_ends(**changes))
 
     def _keep_newest(self, kept: KeptStep) -> None:
@@ -300,16 +302,15 @@ class StepLoop:
         self._copy_owed_stripes()
         if self._catchup is not None and self._me in following.snapshots:
             self._start_over(following)
-            catching_up = self._catching_up()
-            self._body.tell(lambda leader: leader.changes(base=following.number, catching_up=catching_up))
 
     def _leave_state_behind(self) -> None:
         """All leave: what they have would be gone with them. Nothing can undo this step, for nobody is left to do so.
 
         It can happen that one goes from here and another one, whose ring broke, settles the step anew before it goes
-        too. Then the newest checkpoint counts, as it does after any other loss of all replicas.
+        too. Then the newest checkpoint counts, as it does after any other loss of all replicas. Before the first step
+        there is nothing to write: a checkpoint of step 0 would pass for the weights from which everybody starts.
         """
-        if not self.full:
+        if not self.full or not self.step:
             return
         self._recorder.left(step=self.step)
         if self._me == min(self._record.active, default=None):
@@ -497,15 +498,17 @@ class StepLoop:
         return decision.record
 
     def _catch_up_in_pause(self, catchup: CatchUp) -> Steps[None]:
-        """No step passes, so nothing that is kept can be undone: all of it is replayed."""
+        """Go on with the catch-up although no step passes. The newest step can still be undone, so this is voted on."""
         catchup.work()
-        tally: Tally = yield AwaitVote(self._ballot(None))
-        if not tally.all("current"):
+        allowed, _ = self._body.begins_vote(self._record.number)
+        tally: Tally = yield AwaitVote(replace(self._ballot(None), allowed=float(allowed)))
+        if not tally.all("current") or not tally.all("allowed"):
+            self._body.tell(lambda leader: leader.vote_ends())
             return
         self._finish_catchup(catchup, tally)
         serves = self._newest is not None or self.step == 0
         begun = _reported(self.begun)
-        self._body.tell(lambda leader: leader.changes(step=self.step, serves=serves, begun=begun, catching_up=None))
+        self._body.tell(lambda leader: leader.vote_ends(step=self.step, serves=serves, begun=begun, catching_up=None))
 
     # --- what is said in headers and ballots, and what lies on the shelf
 
