@@ -1,6 +1,6 @@
 """What goes into the membership state machine and what comes out of it.
 
-Events in: ``Received``, ``Disconnected``, ``messages.Exited``, ``Tick``. Effects out, to be executed in their order;
+Events in: ``Received``, ``Disconnected``, ``messages.Exited``, ``StoreAnswered``, ``Tick``. Effects out, to be executed in their order;
 what follows a ``Persist`` waits until the store has it. The effects from ``Fenced`` on change nothing outside: they
 tell the log and the run record what happened.
 """
@@ -15,6 +15,7 @@ from fthsdp.coordinator.messages import Cause, EpochRecord, Exited, FromCoordina
 from fthsdp.errors import ConfigError
 
 __all__ = [
+    "AskStore",
     "Decided",
     "Disconnected",
     "Drop",
@@ -31,6 +32,7 @@ __all__ = [
     "Send",
     "Stalled",
     "Started",
+    "StoreAnswered",
     "Tick",
     "Withdrawn",
 ]
@@ -105,11 +107,16 @@ class Disconnected:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StoreAnswered:
+    """The store has answered what was asked last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
     """Nothing happened but time. Wanted at least once a second."""
 
 
-Event = Received | Disconnected | Exited | Tick
+Event = Received | Disconnected | Exited | StoreAnswered | Tick
 
 
 # --- effects --------------------------------------------------------------------------------------------------------
@@ -121,6 +128,11 @@ class Persist:
 
     ledger: Ledger
     expected: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskStore:
+    """Find out, beside everything else, whether the store can be reached; ``StoreAnswered`` says so when it can."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,4 +235,18 @@ class Finished:
     step: int
 
 
-Effect = Persist | Send | Drop | Fenced | Removed | Stalled | Left | Decided | Started | Proposed | Withdrawn | Finished
+Effect = (
+    Persist
+    | AskStore
+    | Send
+    | Drop
+    | Fenced
+    | Removed
+    | Stalled
+    | Left
+    | Decided
+    | Started
+    | Proposed
+    | Withdrawn
+    | Finished
+)
