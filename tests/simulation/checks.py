@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Checks", "Violation"]
 
-EXCUSED = 40.0
+EXCUSED = 80.0
 """Seconds for which something that happened to a replica is evidence against it."""
 
 

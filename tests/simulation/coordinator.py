@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tests.simulation.replica import Replica
     from tests.simulation.world import World
 
-__all__ = ["Coordinator", "Link"]
+__all__ = ["SLOWNESS", "Coordinator", "Link"]
 
 TICK = 0.25
 LOST_AFTER = 10.0

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from tests.simulation.checks import Checks
 from tests.simulation.clock import Clock
-from tests.simulation.coordinator import Coordinator
+from tests.simulation.coordinator import SLOWNESS, Coordinator
 from tests.simulation.replica import Rank, Replica
 from tests.simulation.rings import SILENCE_TIMEOUT, Rings
 
@@ -284,7 +284,8 @@ class World:
                 self.clock.after(SILENCE_TIMEOUT, lambda rail=rail: self.cut_ring(beside, rail))
 
     def deafen_coordinator(self, seconds: float) -> None:
-        """Let no leader reach the coordinator, which reaches its store."""
+        """Let no leader reach the coordinator, which reaches its store; not for so long that it has to believe that."""
+        seconds = min(seconds, self._settings.return_timeout - SLOWNESS)
         if self.coordinator.cut_off(seconds, from_store=False):
             self.checks.note(f"the coordinator hears nobody for {seconds:.1f} s")
 

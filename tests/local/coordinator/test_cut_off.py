@@ -44,10 +44,12 @@ class Cable:
 
     def _connect(self, near: socket.socket) -> None:
         self._plugged_in.wait()
-        far = socket.create_connection(("127.0.0.1", self._port))
-        self._ends += [near, far]
-        threading.Thread(target=self._carry, args=(near, far), daemon=True).start()
-        self._carry(far, near)
+        with near, contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self._port)) as far:
+            self._ends += [near, far]
+            back = threading.Thread(target=self._carry, args=(far, near), daemon=True)
+            back.start()
+            self._carry(near, far)
+            back.join()
 
     def _carry(self, here: socket.socket, there: socket.socket) -> None:
         with contextlib.suppress(OSError):
@@ -55,7 +57,7 @@ class Cable:
                 self._plugged_in.wait()
                 there.sendall(data)
         with contextlib.suppress(OSError):
-            there.shutdown(socket.SHUT_WR)
+            there.shutdown(socket.SHUT_RDWR)
 
     def unplug(self) -> None:
         self._plugged_in.clear()
@@ -72,8 +74,7 @@ class Cable:
         for end in ends:
             with contextlib.suppress(OSError):
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                end.shutdown(socket.SHUT_RD)  # wakes who reads
-            end.close()
+                end.shutdown(socket.SHUT_RD)  # who reads wakes up, and closes it
 
     def close(self) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)

@@ -1,15 +1,14 @@
 """Whether the coordinator could hear the others: only then does their silence speak against them.
 
 A coordinator that was stopped, whose machine slept, or whose node was cut off hears nobody, and that is nobody's
-failure. The store tells it whether it is connected: it is asked when somebody has been silent for half of the silence
-timeout, again when for all of it, and before anybody is given up for not coming back. So nobody is taken out for being
-away unless the store has answered in the middle of it and at its end.
+failure. Its store tells it whether it is connected. It is asked when somebody has been silent for half of the silence
+timeout, again when for all of it, and before anybody is given up for not coming back: who is taken out for being away
+was away while the store answered, in the middle of that time and at its end.
 
-A store on the same machine answers always. So a coordinator that hears nobody at all waits, whatever its store says,
-for as long as one that was restarted: to take out everybody is the end of the run's state.
+A store on the same machine always answers. So a coordinator that hears nobody at all waits for as long as one that was
+restarted, whatever its store says: to take out everybody is the end of the run's state.
 
-In doubt the clock by which others are judged stands still. After it everybody is given another silence timeout: who has
-noticed that the connection is gone takes seconds to find the way back.
+In doubt the clock by which others are judged stands still. After it they have the time that they need to come back.
 """
 
 from __future__ import annotations
@@ -31,18 +30,19 @@ class Doubt:
 
     silence_timeout: float
     return_timeout: float
-    """For how long nobody at all may be heard until that is believed."""
+    """How long to hear nobody before that is believed, and how long to wait for the others after having been away."""
     real: float
     """The time at the newest event."""
     _lost: float = 0.0
-    """How much of it did not count."""
+    """How much of it does not count."""
     _since: float | None = None
     """The real time at which the present doubt began."""
     _deaf_since: float | None = None
-    """The real time since when nobody is heard."""
+    """The real time since when nobody is heard, and the store answers."""
     _asked: float = field(init=False)
     """When the store was asked last, by the time that counts."""
-    _unanswered: bool = False
+    _unanswered_since: float | None = None
+    """The same by the real time, until it has answered."""
     _patient_until: float = field(init=False)
     """Until then, by the time that counts, nobody is judged for being away."""
 
@@ -64,28 +64,31 @@ class Doubt:
         """Move the clock."""
         passed, self.real = real - self.real, real
         stood_still = passed > self.silence_timeout / 2
-        if stood_still or self._since is not None:
-            self._lost += passed
+        away = passed if stood_still else 0.0 if self._since is None else real - self._since
         if stood_still:
             self._deaf_since = None
-        if stood_still or (self._since is not None and real - self._since > PROMPT):
-            self._be_patient()
+        if away:
+            self._lost += passed
+        if away > PROMPT:
+            self._be_patient(away)
 
     def look(self, peers: Collection[Peer]) -> bool:
         """Take in who is there; return whether the store is to be asked."""
         marks = {self._patient_until, *(mark for peer in peers for mark in self._marks(peer))}
-        asks = not self._unanswered and any(self._asked < mark <= self.now for mark in marks)
+        asks = self._unanswered_since is None and any(self._asked < mark <= self.now for mark in marks)
         if asks:
-            self._asked, self._unanswered = self.now, True
-        if not (self._is_deaf(peers) or self._unanswered):
+            self._asked, self._unanswered_since = self.now, self.real
+        if self._waits_for_anybody(peers) or self._unanswered_since is not None:
+            self._since = self.real if self._since is None else self._since
+        else:
             self._since = None
-        elif self._since is None:
-            self._since = self.real
         return asks
 
     def answered(self) -> None:
         """Take in that the store has answered."""
-        self._unanswered = False
+        if self._unanswered_since is not None and self.real - self._unanswered_since > PROMPT:
+            self._deaf_since = None  # it could hear nobody until now
+        self._unanswered_since = None
 
     def _marks(self, peer: Peer) -> tuple[float, ...]:
         """When it has to be known whether this one could be heard."""
@@ -93,7 +96,7 @@ class Doubt:
             return (peer.deadline,)
         return peer.heard + self.silence_timeout / 2, peer.heard + self.silence_timeout
 
-    def _is_deaf(self, peers: Collection[Peer]) -> bool:
+    def _waits_for_anybody(self, peers: Collection[Peer]) -> bool:
         """Whether nobody is heard of those who were, and it is too early to believe that."""
         known = [peer for peer in peers if peer.greeted]
         heard = any(p.connection is not None and self.now - p.heard < self.silence_timeout / 2 for p in known)
@@ -103,10 +106,13 @@ class Doubt:
         if self._deaf_since is None:
             self._deaf_since = self.real
         if self.real - self._deaf_since >= self.return_timeout:
+            self._patient_until = self.now
             return False
         if all(peer.connection is None for peer in known):
             self._be_patient()  # all at once: it is rather the coordinator that was away
         return True
 
-    def _be_patient(self) -> None:
-        self._patient_until = self.now + self.silence_timeout
+    def _be_patient(self, away: float = 0.0) -> None:
+        """Give the others time. Who hears nothing for a silence timeout has to find the way again, like at a start."""
+        patience = self.silence_timeout if away < self.silence_timeout else self.return_timeout
+        self._patient_until = max(self._patient_until, self.now + patience)

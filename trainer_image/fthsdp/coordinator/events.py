@@ -53,9 +53,9 @@ class MembershipSettings:
     silence_timeout: float = 5.0
     """A leader says something each second; after this long without a word it is taken out."""
     return_timeout: float = 30.0
-    """How long a restarted coordinator waits for the members it knows, and never less than silence_timeout. Its pod may
-    be another one, and its name lead to the address of the old one for some seconds; to give up all who look for it
-    there would be the end of the run."""
+    """How long a coordinator that was restarted, or cut off, waits for the members it knows, or one that hears nobody for
+    anybody; and never less than silence_timeout. Its pod may be another one, and its name lead to the address of the
+    old one for some seconds; to give up all who look for it there would be the end of the run."""
     reconnect_grace: float = 1.0
     """How long a leader whose connection closed may take to come back: a hiccup is no reason to lose a replica."""
     answer_timeout: float = 10.0
@@ -79,6 +79,11 @@ class MembershipSettings:
             if not 0 <= seconds < float("inf"):
                 raise ConfigError(f"{name.replace('_', '-')} is {seconds:g} s: it must be a number and not negative")
         timeouts.check(self.times)
+
+    @property
+    def longest_return(self) -> float:
+        """How long a member is waited for while it may be the coordinator that was away."""
+        return max(self.return_timeout, self.silence_timeout)
 
     @property
     def times(self) -> dict[str, float]:

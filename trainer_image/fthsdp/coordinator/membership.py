@@ -91,7 +91,7 @@ class Membership:
         self._settings = settings
         self._facts = Facts(settings=settings)
         self._doubt = Doubt(
-            silence_timeout=settings.silence_timeout, return_timeout=settings.return_timeout, real=now
+            silence_timeout=settings.silence_timeout, return_timeout=settings.longest_return, real=now
         )
         self._now = now
         """The time that counts: that in which the coordinator could have heard the others."""
@@ -131,7 +131,7 @@ class Membership:
                 process=ledger.processes.get(member.replica) or fingerprint(member.addresses),
                 greeted=False,
                 heard=self._now,
-                deadline=self._now + max(self._settings.return_timeout, self._settings.silence_timeout),
+                deadline=self._now + self._settings.longest_return,
             )
 
     # --- what others may ask ----------------------------------------------------------------------------------------
