@@ -1,8 +1,8 @@
 """What goes into the membership state machine and what comes out of it.
 
-Events in: ``Received``, ``Disconnected``, ``messages.Exited``, ``StoreAnswered``, ``Tick``. Effects out, to be executed in their order;
-what follows a ``Persist`` waits until the store has it. The effects from ``Fenced`` on change nothing outside: they
-tell the log and the run record what happened.
+Events in: ``Received``, ``Disconnected``, ``messages.Exited``, ``StoreAnswered``, ``Tick``. Effects out, to be
+executed in their order; what follows a ``Persist`` waits until the store has it. The effects from ``Fenced`` on change
+nothing outside: they tell the log and the run record what happened.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class MembershipSettings:
     silence_timeout: float = 5.0
     """A leader says something each second; after this long without a word it is taken out."""
     return_timeout: float = 30.0
-    """How long a coordinator that was restarted, or cut off, waits for the members it knows, or one that hears nobody for
-    anybody; and never less than silence_timeout. Its pod may be another one, and its name lead to the address of the
-    old one for some seconds; to give up all who look for it there would be the end of the run."""
+    """How long a coordinator that was restarted or cut off waits for the members it knows, one that hears nobody for
+    anybody; never less than silence_timeout. Its pod may be another one, and its name lead to the address of the old
+    one for some seconds; to give up all who look for it there would be the end of the run."""
     reconnect_grace: float = 1.0
     """How long a leader whose connection closed may take to come back: a hiccup is no reason to lose a replica."""
     answer_timeout: float = 10.0

@@ -90,9 +90,7 @@ class Membership:
     def __init__(self, settings: MembershipSettings, *, ledger: Ledger | None = None, now: float) -> None:
         self._settings = settings
         self._facts = Facts(settings=settings)
-        self._doubt = Doubt(
-            silence_timeout=settings.silence_timeout, return_timeout=settings.longest_return, real=now
-        )
+        self._doubt = Doubt(silence_timeout=settings.silence_timeout, return_timeout=settings.longest_return, real=now)
         self._now = now
         """The time that counts: that in which the coordinator could have heard the others."""
         self._effects: list[Effect] = []
