@@ -33,7 +33,15 @@ TICK = 0.25
 LOST_AFTER = 10.0
 """Seconds without an acknowledgement after which a leader's kernel gives its connection up."""
 SLOWNESS = 5.0
-"""Seconds that may pass until somebody notices that a network is back."""
+"""Seconds that may pass until some kernel finds out that a network is back."""
+
+
+def arrival(until: float, first: float) -> float:
+    """Return when something arrives that is sent at ``first``, and then again and again, if nothing does ``until`` then."""
+    pause = 0.2
+    while first < until:
+        first, pause = first + pause, min(2 * pause, 2 * SLOWNESS)
+    return first
 
 
 class Link:
@@ -79,10 +87,9 @@ class Link:
     def stall(self, until: float) -> None:
         """What is said before this time arrives after it, if the leader's kernel waits for so long."""
         clock = self.replica.world.clock
-        back = until + clock.random.uniform(0.0, min(until - clock.now, SLOWNESS))
-        self._up.hold(back)
-        self._down.hold(back)
-        if until - clock.now > LOST_AFTER:
+        for channel in (self._up, self._down):
+            channel.hold(arrival(until, clock.now + clock.random.uniform(0.0, 1.0)))
+        if arrival(until, clock.now) > clock.now + LOST_AFTER:
             clock.after(LOST_AFTER, lambda: self.close(told_at=until + clock.random.uniform(0.0, 2 * SLOWNESS)))
 
     def mute(self) -> None:
@@ -177,7 +184,7 @@ class Coordinator:
 
     def _go_on(self) -> None:
         """Do what was left undone, in order, unless something still keeps it from that."""
-        if not self.owner.alive or self._stopped or not self._has_store:
+        if not self.owner.alive or self._stopped or (self._left and not self._has_store):
             return
         self.owner.frozen = False
         left, self._left = self._left, []
@@ -193,9 +200,7 @@ class Coordinator:
     def _store_delay(self) -> float:
         """Return how long the store's next answer takes."""
         clock = self.world.clock
-        if self._has_store:
-            return clock.delay()
-        return self._storeless_until - clock.now + clock.random.uniform(0.0, SLOWNESS)
+        return arrival(self._storeless_until, clock.now) - clock.now + clock.delay()
 
     def handle(self, event: Event) -> None:
         """Take in an event and execute the effects, in order."""

@@ -181,7 +181,7 @@ def the_coordinator_never_doubts_itself(patch: Patch) -> None:
 
 def the_coordinator_hears_nobody_and_believes_it(patch: Patch) -> None:
     """That the store answers is enough, though all are silent at once."""
-    patch.setattr(Doubt, "_is_deaf", lambda self, peers: False)
+    patch.setattr(Doubt, "_waits_for_anybody", lambda self, peers: False)
 
 
 def the_coordinator_hears_one_and_believes_itself(patch: Patch) -> None:

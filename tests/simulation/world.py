@@ -68,6 +68,8 @@ class World:
         """When something last happened to an attempt that speaks against it."""
         self.links_cut: dict[tuple[int, int], float] = {}
         """When an attempt's link to the coordinator was last cut: evidence only together with a neighbour's word."""
+        self.deafened = False
+        """The coordinator could not be reached for a while: who was just then looking for it may not be back in time."""
         self.flipped: set[int] = set()
         self.finished = False
         """Some replica has finished the run."""
@@ -287,6 +289,7 @@ class World:
         """Let no leader reach the coordinator, which reaches its store; not for so long that it has to believe that."""
         seconds = min(seconds, self._settings.return_timeout - SLOWNESS)
         if self.coordinator.cut_off(seconds, from_store=False):
+            self.deafened = True
             self.checks.note(f"the coordinator hears nobody for {seconds:.1f} s")
 
     def freeze_coordinator(self, seconds: float) -> None:

@@ -17,11 +17,14 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from fthsdp.coordinator.facts import Peer
+from fthsdp.timeouts import TIMEOUTS
 
 __all__ = ["Doubt"]
 
-PROMPT = 0.5
-"""Seconds within which a store that can be reached answers. A doubt that is over as soon is none."""
+PROMPT = 0.2
+"""Seconds. An answer that came so soon was not lost on its way: kernels do not send again before that."""
+ODD = 1.5 * TIMEOUTS["heartbeat_interval"].default
+"""Seconds without a word of a leader that are no silence yet, however short the silence timeout is."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -94,12 +97,16 @@ class Doubt:
         """When it has to be known whether this one could be heard."""
         if peer.deadline is not None:
             return (peer.deadline,)
-        return peer.heard + self.silence_timeout / 2, peer.heard + self.silence_timeout
+        return peer.heard + self._oddly_long, peer.heard + self.silence_timeout
+
+    @property
+    def _oddly_long(self) -> float:
+        return max(self.silence_timeout / 2, ODD)
 
     def _waits_for_anybody(self, peers: Collection[Peer]) -> bool:
         """Whether nobody is heard of those who were, and it is too early to believe that."""
         known = [peer for peer in peers if peer.greeted]
-        heard = any(p.connection is not None and self.now - p.heard < self.silence_timeout / 2 for p in known)
+        heard = any(p.connection is not None and self.now - p.heard < self._oddly_long for p in known)
         if heard or all(peer.may_go for peer in known):
             self._deaf_since = None
             return False
@@ -108,8 +115,7 @@ class Doubt:
         if self.real - self._deaf_since >= self.return_timeout:
             self._patient_until = self.now
             return False
-        if all(peer.connection is None for peer in known):
-            self._be_patient()  # all at once: it is rather the coordinator that was away
+        self._be_patient()
         return True
 
     def _be_patient(self, away: float = 0.0) -> None:
