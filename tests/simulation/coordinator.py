@@ -37,7 +37,7 @@ SLOWNESS = 5.0
 
 
 def arrival(until: float, first: float) -> float:
-    """Return when something arrives that is sent at ``first``, and again and again while nothing arrives: ``until`` then."""
+    """Return when something arrives that is sent at ``first``, and again and again: nothing does before ``until``."""
     pause = 0.2
     while first < until:
         first, pause = first + pause, min(2 * pause, 2 * SLOWNESS)

@@ -69,7 +69,7 @@ class World:
         self.links_cut: dict[tuple[int, int], float] = {}
         """When an attempt's link to the coordinator was last cut: evidence only together with a neighbour's word."""
         self.deafened = False
-        """The coordinator could not be reached for a while: who was looking for it just then may not be back in time."""
+        """The coordinator could not be reached for a while: who looked for it just then may not be back in time."""
         self.flipped: set[int] = set()
         self.finished = False
         """Some replica has finished the run."""
