@@ -222,6 +222,7 @@ class Coordinator:
             case Persist():
                 await _persistently(lambda: self._store.save(effect.ledger, expected=effect.expected))
             case AskStore():
+                log.info("somebody is silent: the store is asked whether this coordinator is cut off itself")
                 self._store_asked.set()
             case Send():
                 connection = self._connections.get(effect.connection)
