@@ -184,8 +184,12 @@ class Coordinator:
 
     def _go_on(self) -> None:
         """Do what was left undone, in order, unless something still keeps it from that."""
-        if not self.owner.alive or self._stopped or (self._left and not self._has_store):
-            return
+        if self._left and not self._has_store:
+            self.world.clock.after(self._store_delay(), self._go_on)
+        elif self.owner.alive and not self._stopped:
+            self._catch_up()
+
+    def _catch_up(self) -> None:
         self.owner.frozen = False
         left, self._left = self._left, []
         self._execute(left)
