@@ -7,6 +7,7 @@ witness, trains beside it and must notice nothing.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -53,6 +54,8 @@ runpy.run_module("fthsdp.recipes.tiny_llama", run_name="__main__", alter_sys=Tru
 """
 """The example, as a program that fails when it is told to: of an error, and of its hunger."""
 MEMORY = "1Gi"
+CUT_OFF = 20.0
+"""Seconds in which all connections to a node are given up, and everybody on the other side is silent for too long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,17 +306,22 @@ def test_a_replica_finds_no_node(job: LiveJob, stage: Stage) -> None:
     assert outage.restarts(2) == 1
 
 
-def test_the_coordinator_is_deleted(job: LiveJob) -> None:
-    before, untouched = job.status(), job.pods_of(0, 1, 2)
+def replace_coordinator(job: LiveJob) -> None:
+    before = job.status()["coordinator"]
     delete_pods(job, f"{JOB}-coordinator")
     job.until(
         lambda status: (
-            status["coordinator"]["starts"] == before["coordinator"]["starts"] + 1
-            and status["coordinator"].get("podUid", before["coordinator"]["podUid"]) != before["coordinator"]["podUid"]
+            status["coordinator"]["starts"] == before["starts"] + 1
+            and status["coordinator"].get("podUid", before["podUid"]) != before["podUid"]
         ),
         "another coordinator starts",
     )
     job.wait_for_coordinator()
+
+
+def test_the_coordinator_is_deleted(job: LiveJob) -> None:
+    before, untouched = job.status(), job.pods_of(0, 1, 2)
+    replace_coordinator(job)
     assert attempts(job.trains_on(steps=5)) == attempts(before)
     job.until(trains_in_full, "it counts all of them")
     assert job.pods_of(0, 1, 2) == untouched
@@ -381,6 +389,30 @@ def test_a_node_is_unplugged(job: LiveJob, stage: Stage, hardware: Hardware) -> 
     until(lambda: stage.ready(node), f"{node} is back", timeout=NOTICED)
     until(lambda: len(job.pods()) == 3, "what ran there is gone", timeout=NOTICED)
     job.trains_on()
+
+
+def node_of_coordinator(job: LiveJob, stage: Stage) -> str:
+    """Return the node of the job's coordinator, which goes to another one first if the operator needs that node."""
+    if job.node(f"{JOB}-coordinator") == stage.operator_node:
+        with cordoned(stage.kubectl, stage.operator_node):
+            replace_coordinator(job)
+        job.trains_on()
+        job.until(trains_in_full, "it counts all of them")
+    return job.node(f"{JOB}-coordinator")
+
+
+def test_the_node_of_the_coordinator_is_unplugged_and_plugged_in_again(
+    job: LiveJob, stage: Stage, hardware: Hardware
+) -> None:
+    node = node_of_coordinator(job, stage)
+    job.patch({"nodePolicy": {"unreachableSeconds": 120}})  # it is back before anybody calls the node lost
+    before, untouched = job.status(), job.pods_of(0, 1, 2)
+    with hardware.unplugged(node):
+        time.sleep(CUT_OFF)  # what is tested is that this time passes
+    until(lambda: stage.ready(node), f"{node} is ready", timeout=NOTICED)
+    assert attempts(job.trains_on(steps=5)) == attempts(before)
+    job.until(trains_in_full, "it counts all of them")
+    assert job.pods_of(0, 1, 2) == untouched
 
 
 def test_the_kubelet_of_a_node_stops(job: LiveJob, stage: Stage, hardware: Hardware) -> None:

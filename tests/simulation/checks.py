@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Checks", "Violation"]
 
-EXCUSED = 40.0
+EXCUSED = 80.0
 """Seconds for which something that happened to a replica is evidence against it."""
 
 
@@ -165,7 +165,7 @@ class Checks:
         if any(rank.owner.frozen for rank in replica.ranks):
             return
         since = world.excuses.get((removed.replica, removed.attempt))
-        if since is None and "reports" in removed.reason:
+        if since is None and ("reports" in removed.reason or world.deafened):
             since = world.links_cut.get((removed.replica, removed.attempt))
         if since is None or world.clock.now - since > EXCUSED:
             self.fail(f"a healthy replica is taken out: {removed}")

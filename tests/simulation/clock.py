@@ -23,13 +23,14 @@ class Owner:
 
     def after(self, delay: float, action: Action) -> None:
         """Do this after ``delay`` seconds."""
-        self.clock.after(delay, lambda: self._act(action))
+        self.clock.after(delay, lambda: self.act(action))
 
     def soon(self, action: Action) -> None:
         """Do this after a delay as of a thread that is woken, or of a message inside a machine."""
         self.after(self.clock.delay(), action)
 
-    def _act(self, action: Action) -> None:
+    def act(self, action: Action) -> None:
+        """Do this now, unless it is frozen or dead."""
         if self.alive and self.frozen:
             self.backlog.append(action)
         elif self.alive:
@@ -86,6 +87,10 @@ class Channel:
         clock = self._receiver.clock
         self._newest = max(self._newest, clock.now + clock.delay())
         self._receiver.after(self._newest - clock.now, lambda: action() if self._open else None)
+
+    def hold(self, until: float) -> None:
+        """Let nothing that is sent from now on arrive before this time."""
+        self._newest = max(self._newest, until)
 
     def cut(self) -> None:
         """Lose what is under way, and all that is still to come."""

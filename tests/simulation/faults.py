@@ -25,6 +25,9 @@ class Kind(StrEnum):
     PARTITION = "partition"
     LEAVE = "leave"
     FLIP_BIT = "flip-bit"
+    UNPLUG_COORDINATOR = "unplug-coordinator"
+    DEAFEN_COORDINATOR = "deafen-coordinator"
+    FREEZE_COORDINATOR = "freeze-coordinator"
     CRASH_COORDINATOR = "crash-coordinator"
     CRASH_BEFORE_PERSIST = "crash-before-persist"
     CRASH_AFTER_PERSIST = "crash-after-persist"
@@ -44,7 +47,7 @@ class Fault:
     replica: int = 0
     rank: int = 0
     seconds: float = 8.0
-    """How long a partition lasts."""
+    """How long a partition lasts, or what happens to the coordinator."""
 
     def __str__(self) -> str:
         return f"{self.kind}:replica={self.replica},rank={self.rank}@{self.at}"
@@ -73,6 +76,12 @@ def apply(world: World, fault: Fault) -> None:
             world.leave(fault.replica)
         case Kind.FLIP_BIT:
             world.flip_bit(fault.replica, fault.rank)
+        case Kind.UNPLUG_COORDINATOR:
+            world.unplug_coordinator(fault.seconds, beside=fault.replica if fault.rank == 0 else None)
+        case Kind.DEAFEN_COORDINATOR:
+            world.deafen_coordinator(fault.seconds)
+        case Kind.FREEZE_COORDINATOR:
+            world.freeze_coordinator(fault.seconds)
         case Kind.CRASH_COORDINATOR:
             world.crash_coordinator()
         case Kind.CRASH_BEFORE_PERSIST:
@@ -89,7 +98,7 @@ def random_faults(random: Random, *, most: int, replicas: int, ranks: int, event
             kind=random.choice(LOUD),
             replica=random.randrange(replicas),
             rank=random.randrange(ranks),
-            seconds=random.choice([0.5, 4.0, 12.0]),
+            seconds=random.choice([0.5, 4.0, 12.0, 50.0]),
         )
         for _ in range(random.randint(0, most))
     ]

@@ -11,6 +11,7 @@ import pytest
 
 from fthsdp.coordinator import decide as decisions
 from fthsdp.coordinator import membership as coordinator
+from fthsdp.coordinator.doubt import Doubt
 from fthsdp.coordinator.ledger import Ledger
 from fthsdp.coordinator.messages import EpochRecord, MemberState
 from fthsdp.protocol import steploop
@@ -189,6 +190,21 @@ def the_impatient_coordinator(patch: Patch) -> None:
     patch.setattr(coordinator.Membership, "_disconnected", disconnected)
 
 
+def the_coordinator_never_doubts_itself(patch: Patch) -> None:
+    """Whom it does not hear it takes for silent, whether it could have heard anybody or not."""
+    patch.setattr(Doubt, "look", lambda self, peers: False)
+
+
+def the_coordinator_hears_nobody_and_believes_it(patch: Patch) -> None:
+    """That the store answers is enough, though all are silent at once."""
+    patch.setattr(Doubt, "_waits_for_anybody", lambda self, peers: False)
+
+
+def the_coordinator_hears_one_and_believes_itself(patch: Patch) -> None:
+    """It does not ask its store, as there is one replica that it hears."""
+    patch.setattr(Doubt, "_marks", lambda self, peer: ())
+
+
 def the_leaver_takes_the_state_along(patch: Patch) -> None:
     """Who asks to leave goes, although nobody else has the state yet."""
 
@@ -215,5 +231,8 @@ MUTATIONS: Sequence[Mutation] = (
     fence_forgotten_in_a_pause,
     nobody_is_ever_lost_by_silence,
     the_impatient_coordinator,
+    the_coordinator_never_doubts_itself,
+    the_coordinator_hears_nobody_and_believes_it,
+    the_coordinator_hears_one_and_believes_itself,
     the_leaver_takes_the_state_along,
 )

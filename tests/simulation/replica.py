@@ -548,7 +548,7 @@ class Replica:
         """Connect to the coordinator, again and again."""
         if not self.alive or self.leader.refused is not None or self.link is not None:
             return
-        if self.partitioned or not self.world.coordinator.owner.alive or self.world.coordinator.owner.frozen:
+        if self.partitioned or not self.world.coordinator.reached_by(self):
             self._backoff = min(2 * self._backoff, 2.0)
             self.owner.after(self._backoff * self.world.clock.random.uniform(0.5, 1.0), self.dial)
             return

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 from tests.simulation.checks import Checks
 from tests.simulation.clock import Clock
-from tests.simulation.coordinator import Coordinator
+from tests.simulation.coordinator import SLOWNESS, Coordinator
 from tests.simulation.replica import Rank, Replica
-from tests.simulation.rings import Rings
+from tests.simulation.rings import SILENCE_TIMEOUT, Rings
 
 from fthsdp.coordinator.events import MembershipSettings
 from fthsdp.coordinator.ledger import Ledger
@@ -68,6 +68,8 @@ class World:
         """When something last happened to an attempt that speaks against it."""
         self.links_cut: dict[tuple[int, int], float] = {}
         """When an attempt's link to the coordinator was last cut: evidence only together with a neighbour's word."""
+        self.deafened = False
+        """The coordinator could not be reached for a while: who looked for it just then may not be back in time."""
         self.flipped: set[int] = set()
         self.finished = False
         """Some replica has finished the run."""
@@ -155,7 +157,7 @@ class World:
 
     def _report(self, replica: Replica) -> None:
         coordinator = self.coordinator
-        if not coordinator.owner.alive:
+        if not coordinator.answers:
             self.clock.after(0.5, lambda: self._report(replica))
             return
         coordinator.owner.soon(lambda: coordinator.exited(replica.number, replica.attempt))
@@ -166,7 +168,7 @@ class World:
 
     def _operate(self) -> None:
         """Once a second: end what the coordinator has a verdict against."""
-        if self.coordinator.owner.alive:
+        if self.coordinator.answers:
             for verdict in self.coordinator.membership.verdicts:
                 replica = self.replicas[verdict.replica]
                 if replica.attempt == verdict.attempt and replica.alive:
@@ -274,6 +276,28 @@ class World:
             link.mute()
             self.clock.after(min(seconds, 5.0), link.close)
         self.clock.after(seconds, lambda: setattr(replica, "partitioned", False))
+
+    def unplug_coordinator(self, seconds: float, *, beside: int | None) -> None:
+        """Cut the coordinator's machine off from all others, its store included; one replica may be on it."""
+        if not self.coordinator.cut_off(seconds, beside=beside, from_store=True):
+            return
+        self.checks.note(f"the machine of the coordinator, and of replica {beside}, is cut off for {seconds:.1f} s")
+        if beside is not None and seconds > SILENCE_TIMEOUT:
+            for rail in range(self.ranks):
+                self.clock.after(SILENCE_TIMEOUT, lambda rail=rail: self.cut_ring(beside, rail))
+
+    def deafen_coordinator(self, seconds: float) -> None:
+        """Let no leader reach the coordinator, which reaches its store; not for so long that it has to believe that."""
+        seconds = min(seconds, self._settings.return_timeout - SLOWNESS)
+        if self.coordinator.cut_off(seconds, from_store=False):
+            self.deafened = True
+            self.checks.note(f"the coordinator hears nobody for {seconds:.1f} s")
+
+    def freeze_coordinator(self, seconds: float) -> None:
+        """SIGSTOP the coordinator, and SIGCONT it later."""
+        if self.coordinator.owner.alive:
+            self.checks.note(f"the coordinator freezes for {seconds:.1f} s")
+            self.coordinator.stop(seconds)
 
     def crash_coordinator(self) -> None:
         """SIGKILL the coordinator."""

@@ -73,7 +73,8 @@ TIMEOUTS: dict[str, Timeout] = {
     "return_timeout": Timeout(
         name="return-timeout",
         default=30.0,
-        meaning="a restarted coordinator waits for the members it knows, and never less than for one that says nothing",
+        meaning="a coordinator that was restarted or cut off waits for the members it knows, one that hears nobody for"
+        " anybody; and never less than for one that says nothing",
         where="`--return-timeout` of the coordinator",
     ),
     "reconnect_grace": Timeout(

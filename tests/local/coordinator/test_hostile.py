@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import socket
 import struct
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -217,17 +215,6 @@ def test_a_second_process_with_the_same_attempt_is_refused_and_the_first_one_sta
         send_frame(sock, Hello(replica=1, attempt=0, addresses=("elsewhere:1",)).model_dump(mode="json"))
         assert "in use by another process" in receive_frame(sock)["reason"]
         assert is_closed(sock)
-    process.ends_undisturbed(leaders)
-
-
-def test_a_coordinator_that_was_frozen_takes_nobody_out(coordinator: Make, leader: Make) -> None:
-    process = coordinator("--silence-timeout", "2", replicas=2)
-    leaders = [leader(process.address, replica) for replica in range(2)]
-    for one in leaders:
-        one.wait_for_epoch(1)
-    process.popen.send_signal(signal.SIGSTOP)
-    time.sleep(3)  # what is tested is that this time passes
-    process.popen.send_signal(signal.SIGCONT)
     process.ends_undisturbed(leaders)
 
 

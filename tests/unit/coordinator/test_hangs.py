@@ -251,11 +251,3 @@ def test_it_is_asked_again_after_half_the_time_under_a_number_that_nobody_has_an
     assert not clock.watch.asking
     clock.after(1)
     assert clock.watch.number == 10
-
-
-def test_time_in_which_the_coordinator_stood_still_does_not_count() -> None:
-    clock = Clock()
-    clock.after(200)
-    clock.watch.forgive(150)
-    clock.after(150)
-    assert not clock.watch.asking

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import pytest
 
 from fthsdp.coordinator.events import (
+    AskStore,
     Decided,
     Disconnected,
     Drop,
@@ -24,6 +25,7 @@ from fthsdp.coordinator.events import (
     Send,
     Stalled,
     Started,
+    StoreAnswered,
     Tick,
     Withdrawn,
 )
@@ -70,6 +72,10 @@ class Job:
     attempts: dict[int, int] = field(default_factory=dict)
     connections: dict[int, int] = field(default_factory=dict)
     stored: list[Ledger] = field(default_factory=list)
+    cut_off: bool = field(default=False, kw_only=True)
+    """Whether the store cannot be reached."""
+    asked: bool = field(default=False, kw_only=True)
+    """Whether the store owes an answer."""
 
     def __post_init__(self) -> None:
         settings = MembershipSettings(
@@ -78,8 +84,13 @@ class Job:
         self.core = Membership(settings, ledger=self.ledger, now=self.now)
 
     def do(self, event: Event) -> list[Effect]:
-        self.effects = self.core.handle(event, self.now)
-        self.stored += [e.ledger for e in self.effects if isinstance(e, Persist)]
+        effects = self.core.handle(event, self.now)
+        self.stored += [e.ledger for e in effects if isinstance(e, Persist)]
+        self.asked |= any(isinstance(e, AskStore) for e in effects)
+        if self.asked and not self.cut_off:
+            self.asked = False
+            effects += self.do(StoreAnswered())
+        self.effects = [e for e in effects if not isinstance(e, AskStore)]
         return self.effects
 
     def hello(

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from fthsdp.coordinator.events import (
+    AskStore,
     Disconnected,
     Drop,
     Effect,
@@ -20,6 +21,7 @@ from fthsdp.coordinator.events import (
     Removed,
     Send,
     Started,
+    StoreAnswered,
     Tick,
 )
 from fthsdp.coordinator.ledger import Ledger
@@ -154,6 +156,10 @@ class Memberships(RuleBasedStateMachine):
         """Incarnations of which a rank did not move at some time."""
         self.muted: set[tuple[int, int]] = set()
         """Incarnations that were frozen, or died without a word, at some time."""
+        self.asked = False
+        """The store owes an answer."""
+        self.cut_off = False
+        """The coordinator hears nobody, nobody hears it, and its store does not answer."""
         self.core = Membership(self.settings, now=self.now)
         for replica in range(REPLICAS):
             self.spawn(replica)
@@ -170,6 +176,9 @@ class Memberships(RuleBasedStateMachine):
 
     def do(self, event: Event, *, crash_after: int | None = None) -> None:
         self.execute(self.core.handle(event, self.now)[:crash_after])
+        if self.asked and not self.cut_off:
+            self.asked = False
+            self.do(StoreAnswered())
 
     def execute(self, effects: list[Effect]) -> None:
         for effect in effects:
@@ -190,6 +199,8 @@ class Memberships(RuleBasedStateMachine):
                             # What was sent before it is still read.
                             leader.connection = None
                             self.closed.add((leader.replica, leader.attempt))
+                case AskStore():
+                    self.asked = True
                 case Removed():
                     self.check_evidence(effect)
                 case Started(step=step):
@@ -229,7 +240,7 @@ class Memberships(RuleBasedStateMachine):
         self.leaders[replica].change(origin=f"step {self.checkpoint}", checkpoint=self.checkpoint)
 
     def tell(self, leader: Leader) -> None:
-        if leader.connection is not None and leader.alive and not leader.frozen:
+        if leader.connection is not None and leader.alive and not (leader.frozen or self.cut_off):
             self.do(Received(connection=leader.connection, replica=leader.replica, attempt=leader.attempt,
                              message=State(state=leader.state)))  # fmt: skip
 
@@ -254,13 +265,13 @@ class Memberships(RuleBasedStateMachine):
     @rule(replica=replicas)
     def connects(self, replica: int) -> None:
         leader = self.active(replica)
-        if leader is not None and leader.connection is None:
+        if leader is not None and leader.connection is None and not self.cut_off:
             self.connect(leader)
 
     @rule(replica=replicas, count=st.integers(1, 3))
     def reads(self, replica: int, count: int) -> None:
         leader = self.active(replica)
-        while leader is not None and leader.alive and leader.inbox and count:
+        while leader is not None and leader.alive and leader.inbox and count and not self.cut_off:
             count -= 1
             leader.act(leader.inbox.popleft())
             self.tell(leader)
@@ -380,7 +391,7 @@ class Memberships(RuleBasedStateMachine):
     @rule(replica=replicas)
     def reports_its_exit(self, replica: int) -> None:
         leader = self.leaders[replica]
-        if not leader.alive:
+        if not (leader.alive or self.cut_off):
             self.exits.add((replica, leader.attempt))
             self.do(Exited(replica=replica, attempt=leader.attempt, reason="killed", detected=self.now))
 
@@ -401,6 +412,16 @@ class Memberships(RuleBasedStateMachine):
         leader.inbox.clear()
         if connection is not None:
             self.do(Disconnected(connection=connection))
+
+    @rule()
+    @precondition(lambda self: self.faults > 0)
+    def the_coordinator_is_cut_off(self) -> None:
+        self.faults -= 1
+        self.cut_off = True
+
+    @rule()
+    def the_coordinator_is_connected_again(self) -> None:
+        self.cut_off = False
 
     @rule(replica=replicas)
     @precondition(lambda self: self.faults > 0)
@@ -460,7 +481,7 @@ class Memberships(RuleBasedStateMachine):
     def coordinator_dies(self, crash_after: int, replica: int) -> None:
         self.faults -= 1
         leader = self.leaders[replica]
-        if leader.connection is not None and leader.alive and not leader.frozen:
+        if leader.connection is not None and leader.alive and not (leader.frozen or self.cut_off):
             state = State(state=leader.state)
             received = Received(connection=leader.connection, replica=replica, attempt=leader.attempt, message=state)
             self.do(received, crash_after=crash_after)
@@ -468,6 +489,7 @@ class Memberships(RuleBasedStateMachine):
             other.connection = None
             other.inbox.clear()
             self.closed.add((other.replica, other.attempt))
+        self.asked = self.cut_off = False
         self.core = Membership(self.settings, ledger=self.stored[-1] if self.stored else None, now=self.now)
 
     # --- what holds
@@ -494,6 +516,7 @@ class Memberships(RuleBasedStateMachine):
     def teardown(self) -> None:
         """When faults stop, everybody who is alive gets into the same epoch, and nobody is left waiting."""
         self.faults = 0
+        self.cut_off = False
         for second in range(150):
             if second % 75 == 0:  # who waited for it may be gone by now
                 self.long_steps_end()

@@ -79,7 +79,7 @@ def _add_times(parser: argparse.ArgumentParser) -> None:
     for name, text in (
         ("start-timeout", "wait this long for all replicas, then start with min-replicas"),
         ("silence-timeout", "take a replica out that has said nothing for this long"),
-        ("return-timeout", "after a restart wait this long for the replicas that are members"),
+        ("return-timeout", "wait this long for the members after a restart or a time cut off, or while hearing nobody"),
         ("reconnect-grace", "a leader whose connection closed may take this long to come back"),
         ("answer-timeout", "a replica may take this long to answer a fence"),
         ("connect-timeout", "a planned change may take this long to connect"),

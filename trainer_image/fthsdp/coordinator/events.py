@@ -1,8 +1,8 @@
 """What goes into the membership state machine and what comes out of it.
 
-Events in: ``Received``, ``Disconnected``, ``messages.Exited``, ``Tick``. Effects out, to be executed in their order;
-what follows a ``Persist`` waits until the store has it. The effects from ``Fenced`` on change nothing outside: they
-tell the log and the run record what happened.
+Events in: ``Received``, ``Disconnected``, ``messages.Exited``, ``StoreAnswered``, ``Tick``. Effects out, to be
+executed in their order; what follows a ``Persist`` waits until the store has it. The effects from ``Fenced`` on change
+nothing outside: they tell the log and the run record what happened.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from fthsdp.coordinator.messages import Cause, EpochRecord, Exited, FromCoordina
 from fthsdp.errors import ConfigError
 
 __all__ = [
+    "AskStore",
     "Decided",
     "Disconnected",
     "Drop",
@@ -31,6 +32,7 @@ __all__ = [
     "Send",
     "Stalled",
     "Started",
+    "StoreAnswered",
     "Tick",
     "Withdrawn",
 ]
@@ -51,9 +53,9 @@ class MembershipSettings:
     silence_timeout: float = 5.0
     """A leader says something each second; after this long without a word it is taken out."""
     return_timeout: float = 30.0
-    """How long a restarted coordinator waits for the members it knows, and never less than silence_timeout. Its pod may
-    be another one, and its name lead to the address of the old one for some seconds; to give up all who look for it
-    there would be the end of the run."""
+    """How long a coordinator that was restarted or cut off waits for the members it knows, one that hears nobody for
+    anybody; never less than silence_timeout. Its pod may be another one, and its name lead to the address of the old
+    one for some seconds; to give up all who look for it there would be the end of the run."""
     reconnect_grace: float = 1.0
     """How long a leader whose connection closed may take to come back: a hiccup is no reason to lose a replica."""
     answer_timeout: float = 10.0
@@ -77,6 +79,11 @@ class MembershipSettings:
             if not 0 <= seconds < float("inf"):
                 raise ConfigError(f"{name.replace('_', '-')} is {seconds:g} s: it must be a number and not negative")
         timeouts.check(self.times)
+
+    @property
+    def longest_return(self) -> float:
+        """How long a member is waited for while it may be the coordinator that was away."""
+        return max(self.return_timeout, self.silence_timeout)
 
     @property
     def times(self) -> dict[str, float]:
@@ -105,11 +112,16 @@ class Disconnected:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StoreAnswered:
+    """The store has answered what was asked last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
     """Nothing happened but time. Wanted at least once a second."""
 
 
-Event = Received | Disconnected | Exited | Tick
+Event = Received | Disconnected | Exited | StoreAnswered | Tick
 
 
 # --- effects --------------------------------------------------------------------------------------------------------
@@ -121,6 +133,11 @@ class Persist:
 
     ledger: Ledger
     expected: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskStore:
+    """Find out, beside everything else, whether the store can be reached; ``StoreAnswered`` says so when it can."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,4 +240,18 @@ class Finished:
     step: int
 
 
-Effect = Persist | Send | Drop | Fenced | Removed | Stalled | Left | Decided | Started | Proposed | Withdrawn | Finished
+Effect = (
+    Persist
+    | AskStore
+    | Send
+    | Drop
+    | Fenced
+    | Removed
+    | Stalled
+    | Left
+    | Decided
+    | Started
+    | Proposed
+    | Withdrawn
+    | Finished
+)

@@ -61,11 +61,10 @@ class Peer:
         self.state = state
         self.heard = now
 
-    def postpone(self, gap: float) -> None:
-        """Forgive a time in which the coordinator could not have heard it."""
-        self.heard += gap
-        self.deadline = None if self.deadline is None else self.deadline + gap
-        self.baseless = None if self.baseless is None else self.baseless + gap
+    @property
+    def may_go(self) -> bool:
+        """Whether it is no failure when its connection closes."""
+        return bool(self.state.leaving) or self.state.finished is not None
 
 
 @dataclass(slots=True, kw_only=True)

@@ -168,12 +168,6 @@ class HangWatch:
         """Nothing is expected to move: there is no epoch, it is paused, or the coordinator decides."""
         self._marks, self._moved, self._asked, self._again = None, now, None, now
 
-    def forgive(self, gap: float) -> None:
-        """Time passed in which the coordinator stood still itself."""
-        self._moved += gap
-        self._again += gap
-        self._asked = None if self._asked is None else self._asked + gap
-
     def look(
         self,
         states: Mapping[int, MemberState],

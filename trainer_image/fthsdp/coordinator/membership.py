@@ -22,7 +22,9 @@ from __future__ import annotations
 from typing import assert_never
 
 from fthsdp.coordinator.decide import decide, may_leave, propose
+from fthsdp.coordinator.doubt import Doubt
 from fthsdp.coordinator.events import (
+    AskStore,
     Decided,
     Disconnected,
     Drop,
@@ -39,6 +41,7 @@ from fthsdp.coordinator.events import (
     Send,
     Stalled,
     Started,
+    StoreAnswered,
     Tick,
     Withdrawn,
 )
@@ -87,7 +90,9 @@ class Membership:
     def __init__(self, settings: MembershipSettings, *, ledger: Ledger | None = None, now: float) -> None:
         self._settings = settings
         self._facts = Facts(settings=settings)
+        self._doubt = Doubt(silence_timeout=settings.silence_timeout, return_timeout=settings.longest_return, real=now)
         self._now = now
+        """The time that counts: that in which the coordinator could have heard the others."""
         self._effects: list[Effect] = []
         self._fence: int | None = None
         self._fence_since = now
@@ -124,7 +129,7 @@ class Membership:
                 process=ledger.processes.get(member.replica) or fingerprint(member.addresses),
                 greeted=False,
                 heard=self._now,
-                deadline=self._now + max(self._settings.return_timeout, self._settings.silence_timeout),
+                deadline=self._now + self._settings.longest_return,
             )
 
     # --- what others may ask ----------------------------------------------------------------------------------------
@@ -133,6 +138,11 @@ class Membership:
     def epoch(self) -> int:
         """The number of the current epoch; 0 before the first."""
         return self._facts.record.number if self._facts.record else 0
+
+    @property
+    def newest(self) -> int:
+        """The highest number given out, whether that epoch counts yet or not; 0 before the first."""
+        return self._facts.highest
 
     @property
     def paused(self) -> bool:
@@ -172,7 +182,8 @@ class Membership:
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Take in one event at this time and return what is to be done about it, in order."""
-        self._pass_time(now)
+        self._doubt.pass_time(now)
+        self._now = self._doubt.now
         match event:
             case Received(message=Hello() as hello):
                 self._hello(event.connection, hello)
@@ -182,6 +193,8 @@ class Membership:
                 self._disconnected(event.connection)
             case Exited():
                 self._exited(event)
+            case StoreAnswered():
+                self._doubt.answered()
             case Tick():
                 pass
             case _ as never:
@@ -189,18 +202,6 @@ class Membership:
         self._advance()
         effects, self._effects = self._effects, []
         return effects
-
-    def _pass_time(self, now: float) -> None:
-        """Move the clock. Time in which the coordinator itself stood still is no evidence against anybody."""
-        gap = now - self._now
-        if gap > self._settings.silence_timeout / 2:
-            for peer in self._facts.peers.values():
-                peer.postpone(gap)
-            self._fence_since += gap
-            self._watch.forgive(gap)
-            if self._facts.proposal is not None:
-                self._facts.proposal.since += gap
-        self._now = now
 
     def _hello(self, connection: int, hello: Hello) -> None:
         replica, attempt = hello.replica, hello.attempt
@@ -287,6 +288,8 @@ class Membership:
             suspicion = self._facts.suspicion(peer) if peer.deadline is not None and peer.greeted else ""
             if peer.state.failed:
                 self._lose(peer, _cause_of(peer.state.failed), peer.state.failed)
+            elif not self._doubt.over:
+                continue
             elif peer.deadline is not None and (self._now >= peer.deadline or suspicion):
                 self._lose(peer, Cause.CONNECTION_LOST, suspicion or "its connection closed")
             elif peer.connection is not None and self._now - peer.heard >= self._settings.silence_timeout:
@@ -294,7 +297,8 @@ class Membership:
             elif self._is_mute(peer):
                 waited = f"it did not answer a fence for {self._settings.answer_timeout:g} s"
                 self._lose(peer, Cause.HUNG, f"{waited}: one of its ranks hangs")
-        self._look_for_hangs()
+        if self._doubt.over:
+            self._look_for_hangs()
 
     def _is_mute(self, peer: Peer) -> bool:
         return (
@@ -353,7 +357,7 @@ class Membership:
                     cause=cause,
                     reason=reason,
                     member=member is not None,
-                    detected=self._now if detected is None else detected,
+                    detected=self._doubt.real if detected is None else detected,
                 )
             )
         if peer.connection is not None:
@@ -368,6 +372,8 @@ class Membership:
     # --- what the facts demand --------------------------------------------------------------------------------------
 
     def _advance(self) -> None:
+        if self._doubt.look(self._facts.peers.values()):
+            self._effects.append(AskStore())
         self._weigh_evidence()
         while self._progress():
             pass

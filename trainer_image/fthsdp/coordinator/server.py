@@ -21,6 +21,7 @@ from typing import Any, TextIO, TypeVar, assert_never
 from fthsdp.coordinator.addressbook import AddressBook, Frames
 from fthsdp.coordinator.archive import Archive
 from fthsdp.coordinator.events import (
+    AskStore,
     Decided,
     Disconnected,
     Drop,
@@ -37,6 +38,7 @@ from fthsdp.coordinator.events import (
     Send,
     Stalled,
     Started,
+    StoreAnswered,
     Tick,
     Withdrawn,
 )
@@ -58,7 +60,7 @@ from fthsdp.coordinator.messages import (
     parse_to_coordinator,
 )
 from fthsdp.coordinator.record import RunRecord, event_of
-from fthsdp.coordinator.store import EpochStore, StoreUnavailable
+from fthsdp.coordinator.store import EpochStore, StoreConflict, StoreUnavailable
 from fthsdp.errors import ConnectionLost, Refused, WireError
 from fthsdp.tls import Tls
 from fthsdp.wire import Json, accept_async, hold_back, read_frame
@@ -84,6 +86,8 @@ FAREWELL_TIMEOUT = 5.0
 """Seconds in which leaders may still hand over records after the run's end, and in which a dropped one is flushed."""
 STORE_BACKOFF = (0.1, 5.0)
 """First and longest pause in seconds between attempts to reach the store."""
+CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+"""Goes on while the machine sleeps, where there is such a clock: who was not heard meanwhile could not be."""
 KEEPALIVE_AFTER = 30
 """Seconds of silence after which the kernel asks whether the host on the other side is still there."""
 
@@ -135,11 +139,12 @@ class Coordinator:
         self._strangers = 0
         self._handlers: set[asyncio.Task[None]] = set()
         self._leaders: set[asyncio.Task[Any]] = set()
-        self._unix_at_zero = time.time() - time.monotonic()
+        self._store_asked = asyncio.Event()
+        self._unix_at_zero = time.time() - time.clock_gettime(CLOCK)
 
     def _now(self) -> float:
         """Unix time that never jumps."""
-        return self._unix_at_zero + time.monotonic()
+        return self._unix_at_zero + time.clock_gettime(CLOCK)
 
     # --- running ----------------------------------------------------------------------------------------------------
 
@@ -151,7 +156,8 @@ class Coordinator:
         server = await asyncio.start_server(self._accepted, host, port, backlog=MOST_STRANGERS)
         for listener in server.sockets:
             log.info("job %s: listening on [%s]:%d", self._job, *listener.getsockname()[:2])
-        work = [asyncio.create_task(task) for task in (self._take_events(), self._tick(), self._report_now_and_then())]
+        duties = (self._take_events(), self._ask_store(), self._tick(), self._report_now_and_then())
+        work = [asyncio.create_task(duty) for duty in duties]
         stopping = asyncio.create_task(stop.wait())
         try:
             done, _ = await asyncio.wait({*work, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -190,6 +196,16 @@ class Coordinator:
             if self._events.empty():
                 self._events.put_nowait(Tick())
 
+    async def _ask_store(self) -> None:
+        """Say when the store answers, which may be never while this coordinator is cut off; raises StoreConflict."""
+        while True:
+            await self._store_asked.wait()
+            self._store_asked.clear()
+            ledger = await _persistently(self._store.load)
+            if ledger is not None and ledger.number > self._membership.newest:
+                raise StoreConflict("the store", found=ledger.number, expected=self._membership.newest)
+            self._events.put_nowait(StoreAnswered())
+
     async def _take_events(self) -> None:
         while not self._membership.finished:
             event = await self._events.get()
@@ -205,6 +221,9 @@ class Coordinator:
         match effect:
             case Persist():
                 await _persistently(lambda: self._store.save(effect.ledger, expected=effect.expected))
+            case AskStore():
+                log.info("somebody is silent: the store is asked whether this coordinator is cut off itself")
+                self._store_asked.set()
             case Send():
                 connection = self._connections.get(effect.connection)
                 if connection is not None:
