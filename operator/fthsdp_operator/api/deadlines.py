@@ -25,7 +25,8 @@ class Deadlines(SpecPart):
     start_seconds: int = Field(default=1800, ge=10, le=_MONTH)
     """A replica fails (StartTimeout) when all its pods have run for so long and the coordinator, which answers, does
     not know it; and when a container has been kept from starting for so long, by an image that cannot be had
-    (ImagePullFailed) or by its settings. A first pull is not counted, however long it takes."""
+    (ImagePullFailed) or by its settings. Neither a first pull is counted, however long it takes, nor a sidecar
+    that crashes."""
     active_seconds: int | None = Field(default=None, ge=1, le=365 * 24 * 3600)
     """The job fails (DeadlineExceeded) so long after its startTime, when a replica trained for the first time. Unset:
     it takes as long as it takes."""

@@ -142,6 +142,11 @@ class ReplicaStatus(StatusPart):
     """Those after the last stable time, which space out the next one."""
     ready_since: Time | None = None
     """Since when it trains, or stands by as a spare."""
+    trains_since_step: int | None = None
+    """Its newest step when this attempt was first seen to train; unset for one that has not yet."""
+    away_since: Time | None = None
+    """When it went away last: it failed, was moved, or got another template. Who fails again before it was stable has
+    been away since the first of these failures."""
     next_restart_time: Time | None = None
     """When its pods are created again, while it is in Backoff."""
     first_exit_time: Time | None = None

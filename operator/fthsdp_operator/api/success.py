@@ -24,6 +24,6 @@ class Success(SpecPart):
     """When a run that is over was a success."""
 
     policy: SuccessPolicy = Field(default=SuccessPolicy.FIRST, strict=False)
-    """First: the job is Complete when one replica has finished, since all have the same state; All: when no replica has
-    failed without finishing later, those left out that were abandoned, and otherwise it is Failed. Either way none is
-    restarted after the first has finished: nobody is left to train with."""
+    """First: the job is Complete when one replica has finished, since all have the same state; All: when all have that
+    had begun, those left out that were abandoned, and otherwise it is Failed. Either way none is restarted after the
+    first has finished: nobody is left to train with."""

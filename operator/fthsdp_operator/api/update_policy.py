@@ -37,3 +37,7 @@ class UpdatePolicy(SpecPart):
     max_unavailable: int = Field(default=1, ge=1, le=MAX_REPLICAS)
     """Under Rolling, replicas that may be away at a time, those included that are away for other reasons. minReplicas
     holds all the same."""
+    min_ready_steps: int = Field(default=3, ge=0, le=1_000_000)
+    """Under Rolling, steps that a replica has to train with the new template before it counts as back, and the next one
+    goes: the first may crash, and whether its result agrees with that of the others is known in the second. 0: as soon
+    as it trains. A spare counts as back when it is ready."""

@@ -14,14 +14,20 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from fthsdp_operator.api import COMING, Failure, Job, JobState, ReplicaState, ReplicaStatus, RuleAction
+from fthsdp_operator.api import COMING, Failure, Job, JobState, JobStatus, ReplicaState, ReplicaStatus, RuleAction
+from fthsdp_operator.api.reasons import REASONS, meanings
 from fthsdp_operator.observed.observe import Observed
 from fthsdp_operator.rules.actions import Plan
+from fthsdp_operator.rules.replicas import is_outdated
 
-__all__ = ["LONGEST_GAP", "Measured", "Recovery", "Stage", "Tally", "measure"]
+__all__ = ["LONGEST_GAP", "ROLLS", "Measured", "Recovery", "Stage", "Tally", "measure"]
 
 LONGEST_GAP = 60.0
 """Seconds between two looks above which nobody can say what happened between them: such a time is not counted."""
+
+
+ROLLS: tuple[str, ...] = tuple(meanings(REASONS["Progressing"]))
+"""How a changed template may stand: the reasons of the condition Progressing."""
 
 
 class Stage(StrEnum):
@@ -64,6 +70,10 @@ class Tally:
     step: int
     replicas: Mapping[ReplicaState, int]
     """Replicas in each state."""
+    roll: str
+    """How a changed template stands: the reason of its condition Progressing."""
+    outdated: int
+    """Replicas that run another template than the spec's."""
     runs: bool
     """It is meant to run: neither suspended, nor ended, nor being deleted."""
     available: int
@@ -231,6 +241,8 @@ def _count(
         state=status.state,
         step=status.step,
         replicas=counts,
+        roll=_roll(status),
+        outdated=sum(is_outdated(job, entry) for entry in status.replica_statuses),
         runs=not status.terminal and not suspended and job.metadata.deletion_timestamp is None,
         available=0 if status.state is JobState.PAUSED else status.ready_replicas,
         desired=job.spec.replicas,
@@ -247,6 +259,11 @@ def _cornered(observed: Observed, avoided: Collection[str]) -> int:
     if not avoided:
         return 0
     return len({pod.replica for pod in observed.trainers if pod.alive and pod.node in avoided})
+
+
+def _roll(status: JobStatus) -> str:
+    """A job whose spec was never understood has no such condition."""
+    return next((it.reason for it in status.conditions if it.type == "Progressing"), "NotRunning")
 
 
 def _gap(before: Tally | None, now: float) -> float:

@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from fthsdp_operator.api import Job, JobState
 from fthsdp_operator.observed.observe import Observed
-from fthsdp_operator.process.measure import Tally, measure
+from fthsdp_operator.process.measure import ROLLS, Tally, measure
 from fthsdp_operator.rules.actions import Plan
 
 __all__ = ["Metrics", "Reading"]
@@ -167,6 +167,14 @@ def _families(jobs: Mapping[tuple[str, str], Tally]) -> Iterator[Metric]:
     states = GaugeMetricFamily(
         "fthsdp_job_state", "1 for the state that a job is in, 0 for the others.", labels=[*_OF_A_JOB, "state"]
     )
+    rolls = GaugeMetricFamily(
+        "fthsdp_job_roll",
+        "1 for how a changed template stands, 0 otherwise: the reasons of the condition Progressing.",
+        labels=[*_OF_A_JOB, "state"],
+    )
+    outdated = GaugeMetricFamily(
+        "fthsdp_job_outdated_replicas", "Replicas that run another template than the spec's.", labels=_OF_A_JOB
+    )
     steps = GaugeMetricFamily("fthsdp_job_step", "The newest final step of a job.", labels=_OF_A_JOB)
     available = CounterMetricFamily(
         "fthsdp_available_replica_seconds", "Seconds of all replicas in which they trained.", labels=_OF_A_JOB
@@ -189,9 +197,12 @@ def _families(jobs: Mapping[tuple[str, str], Tally]) -> Iterator[Metric]:
             replicas.add_metric([*key, state], count)
         for each in JobState:
             states.add_metric([*key, each], float(each is tally.state))
+        for reason in ROLLS:
+            rolls.add_metric([*key, reason], float(reason == tally.roll))
+        outdated.add_metric(key, tally.outdated)
         steps.add_metric(key, tally.step)
         available.add_metric(key, tally.available_seconds)
         desired.add_metric(key, tally.desired_seconds)
         avoided.add_metric(key, tally.avoided)
         cornered.add_metric(key, tally.cornered)
-    yield from (replicas, states, steps, available, desired, avoided, cornered)
+    yield from (replicas, states, rolls, outdated, steps, available, desired, avoided, cornered)

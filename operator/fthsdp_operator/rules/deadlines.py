@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from fthsdp_operator.api import Failure, Job, ReplicaStatus, RuleAction, Waiting
+from fthsdp_operator.api import Failure, Job, ReplicaState, ReplicaStatus, RuleAction, Waiting
 from fthsdp_operator.observed.observe import Hold, Observed, PodView
 from fthsdp_operator.rules import failure_rules
 
@@ -29,6 +29,8 @@ _IMAGE = (
     "RegistryUnavailable",
     "SignatureValidationFailed",
 )
+_JOINED = (ReplicaState.CATCHING_UP, ReplicaState.ACTIVE, ReplicaState.SPARE)
+_CRASHES = "CrashLoopBackOff"
 _UNSCHEDULABLE, _IMAGE_PULL_FAILED = "Unschedulable", "ImagePullFailed"
 _GATED, _NOT_JOINED, _RUN_IS_OVER = "SchedulingGated", "NotJoined", "RunIsOver"
 _LONGEST = 256
@@ -44,7 +46,7 @@ def waiting(job: Job, observed: Observed, entry: ReplicaStatus, now: float, *, o
     """Return what keeps a replica from training, and since when; None where it just takes its time, or trains."""
     if over:
         found = _over(observed, entry)
-    elif observed.member(entry.index, entry.attempt) is not None:
+    elif _has_joined(observed, entry):
         return None
     else:
         found = _held(observed, entry, now) or _unknown(job, observed, entry)
@@ -54,6 +56,14 @@ def waiting(job: Job, observed: Observed, entry: ReplicaStatus, now: float, *, o
     before = entry.waiting
     since = before.since if before is not None and before.reason == reason else now
     return Waiting(reason=reason, message=message[:_LONGEST], pod=pod.name, since=since)
+
+
+def _has_joined(observed: Observed, entry: ReplicaStatus) -> bool:
+    """The coordinator knows it, or has known it and does not answer: with an image of a sidecar missing a pod stays
+    Pending whose training container trains."""
+    if observed.coordinator is None and entry.state in _JOINED:
+        return True
+    return observed.member(entry.index, entry.attempt) is not None
 
 
 _Found = tuple[PodView, str, str]
@@ -73,6 +83,7 @@ def _held(observed: Observed, entry: ReplicaStatus, now: float) -> _Found | None
     """Once a pod runs, a container of it that waits is the kubelet's business: it restarts sidecars."""
     pods = observed.group(entry.index, entry.attempt).pending
     held = [(pod, pod.hold) for pod in pods if pod.hold is not None]
+    held.sort(key=lambda one: one[1].reason == _CRASHES)  # what has an end comes first
     held += [(pod, _FORGOTTEN) for pod in pods if _is_forgotten(pod, now)]
     return next(((pod, _name(hold.reason), f"{pod.name}: {hold.message}") for pod, hold in held), None)
 
@@ -134,10 +145,17 @@ def _limit(job: Job, reason: str) -> tuple[str, int] | None:
 
 
 def _gains_nothing(observed: Observed, entry: ReplicaStatus, failure: Failure) -> bool:
-    """To create pods anew that hold no node only sends them to the end of the scheduler's queue."""
+    """To create pods anew that hold no node only sends them to the end of the scheduler's queue.
+
+    And a sidecar that crashes while the others wait for it is started again by its kubelet: new pods would have the
+    same one, and each would cost budget though the training has done nothing wrong.
+    """
+    if failure.rule is not None:
+        return False
+    if failure.reason == _CRASHES:
+        return True
     placed = any(pod.node is not None for pod in observed.group(entry.index, entry.attempt))
-    free = failure.rule is None and failure.action is RuleAction.RESTART_REPLICA_FREE
-    return free and failure.reason == _UNSCHEDULABLE and not placed
+    return failure.action is RuleAction.RESTART_REPLICA_FREE and failure.reason == _UNSCHEDULABLE and not placed
 
 
 def is_late(entry: ReplicaStatus, now: float, grace: float) -> bool:

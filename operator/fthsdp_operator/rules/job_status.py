@@ -61,7 +61,7 @@ def status_of(
         abandoned_replicas=sum(entry.state is ReplicaState.ABANDONED for entry in entries),
         restarting_replicas=sum(entry.state in COMING and entry.attempt > 0 for entry in entries),
         selector=render.selector(job.name),
-        current_revision=current_revision(job, entries),
+        current_revision=current_revision(job, observed, entries),
         update_revision=job.spec.revision,
         updated_replicas=sum(entry.revision == job.spec.revision and _has_pods(observed, entry) for entry in entries),
         restarts=sum(entry.restarts for entry in entries),

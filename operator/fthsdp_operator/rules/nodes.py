@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 MOVE_PATIENCE = 600.0
-"""Seconds for which a planned move waits until replicas that failed or were moved before are back."""
+"""Seconds for which a planned move waits until replicas are back that failed, were moved, or got another template."""
 OVERDUE = 2.0
 """Seconds past its grace period after which a pod on a dead node is removed by force."""
 PLANNED = ("NodeCordoned", "NodeUnhealthy")
@@ -204,12 +204,12 @@ def move(
 
 
 def _is_busy(entries: Iterable[ReplicaStatus], mover: ReplicaStatus, ready: Collection[int], now: float) -> bool:
-    """Another replica is on its way back, and has not been for so long that nobody knows whether it ever comes."""
+    """Another replica is on its way back, from whatever it was, and has not been for so long that it may never come."""
     return any(
-        now - other.last_failure.time < MOVE_PATIENCE
+        now - other.away_since < MOVE_PATIENCE
         for other in entries
         if other.index != mover.index and other.state in _AWAY and other.index not in ready
-        if other.last_failure is not None
+        if other.away_since is not None
     )
 
 

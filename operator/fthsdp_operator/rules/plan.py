@@ -106,13 +106,28 @@ def _running(job: Job, observed: Observed, now: float) -> Plan:
 
 
 def _unfinished(job: Job, entries: Iterable[ReplicaStatus]) -> str:
-    """Say who has failed and should have finished; empty when the run was a success."""
+    """Say who has begun and should have finished; empty when the run was a success."""
     fine = (ReplicaState.FINISHED, ReplicaState.ABANDONED, ReplicaState.REMOVED)
-    failed = {entry.index: entry.last_failure for entry in entries if entry.state not in fine}
-    lines = [policy.failure_line(index, failure) for index, failure in failed.items() if failure is not None]
+    lines = [_why_unfinished(entry) for entry in entries if entry.state not in fine and _has_begun(entry)]
     if job.spec.success.policy is SuccessPolicy.FIRST or not lines:
         return ""
     return f"the run is over, and these have not finished (success.policy is All): {', '.join(lines)}"
+
+
+def _has_begun(entry: ReplicaStatus) -> bool:
+    """It was there, or tried to be: not so one that was added when the run was about to end."""
+    signs = (entry.ready_since, entry.away_since, entry.trains_since_step, entry.last_failure)
+    return any(sign is not None for sign in signs)
+
+
+def _why_unfinished(entry: ReplicaStatus) -> str:
+    """Name its last failure only where it has not been back since."""
+    failure, since = entry.last_failure, entry.ready_since or entry.away_since or -math.inf
+    if failure is not None and failure.time >= since:
+        return policy.failure_line(entry.index, failure)
+    if entry.ready_since is not None or entry.trains_since_step is not None:
+        return f"r{entry.index} still ran long after the others"
+    return f"r{entry.index} was away, and not back by then"
 
 
 def _advice(job: Job) -> tuple[Event, ...]:
@@ -166,9 +181,10 @@ def _unheard(
 
 
 def _suspended(job: Job, observed: Observed, now: float) -> Plan:
+    # Who has failed when the run seemed over gets another chance with all others; who has finished needs none.
     entries = tuple(
         entry
-        if entry.state in (*replicas.ENDED, ReplicaState.REMOVED)
+        if entry.state in (ReplicaState.FINISHED, ReplicaState.REMOVED)
         else replicas.at_rest(entry, ReplicaState.SUSPENDED)
         for entry in job.status.replica_statuses
     )

@@ -7,14 +7,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from fthsdp.coordinator import messages
-from fthsdp_operator.api import EventReason, Failure, Job, ReplicaState, ReplicaStatus, RuleAction
+from fthsdp_operator.api import EventReason, Failure, Job, ReplicaState, ReplicaStatus, RuleAction, UpdateType
 from fthsdp_operator.manifests import render
 from fthsdp_operator.observed.observe import Observed, PodView
 from fthsdp_operator.rules import deadlines, in_place, nodes, policy, run
 from fthsdp_operator.rules.actions import Create, Delete, Event, Step, Tell, delete, tell
 
 __all__ = [
-    "ENDED",
+    "AT_REST",
     "OUT",
     "READY",
     "STRAGGLER_GRACE",
@@ -24,6 +24,7 @@ __all__ = [
     "decide",
     "entry_now",
     "failures_of",
+    "is_outdated",
     "replaced",
     "surplus",
     "taken_back",
@@ -38,8 +39,10 @@ STRAGGLER_GRACE = 20.0
 
 _UP = (ReplicaState.STARTING, ReplicaState.CATCHING_UP, ReplicaState.ACTIVE, ReplicaState.SPARE)
 _WAITING = (ReplicaState.PENDING, ReplicaState.BACKOFF)
-ENDED = (ReplicaState.FINISHED, ReplicaState.FAILED)
-OUT = (*ENDED, ReplicaState.ABANDONED)
+_ENDED = (ReplicaState.FINISHED, ReplicaState.FAILED)
+OUT = (*_ENDED, ReplicaState.ABANDONED)
+AT_REST = (ReplicaState.SUSPENDED, ReplicaState.REMOVED, *OUT)
+"""Without pods that could be replaced."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,11 +60,15 @@ def entry_now(job: Job, observed: Observed, index: int, now: float) -> ReplicaSt
     known = {"last_failure": policy.with_exit_code(entry.last_failure, observed)}
     entry = entry.model_copy(update={"revision": entry.revision or job.spec.revision, **known})
     entry = nodes.forgiven(observed, entry)
-    if entry.state is ReplicaState.SUSPENDED and _still_stopping(job, observed, now):
+    if entry.state is ReplicaState.SUSPENDED and (_still_stopping(job, observed, now) or _still_mixed(job)):
         return entry
-    if entry.state in (ReplicaState.SUSPENDED, ReplicaState.REMOVED) or _has_hope(job, entry):
+    if entry.state in (ReplicaState.SUSPENDED, ReplicaState.REMOVED):
+        away = now if entry.state is ReplicaState.SUSPENDED else None
+        # What was before says nothing of it now.
+        return _anew(job, entry).model_copy(update={"last_failure": None, "away_since": away})
+    if _has_hope(job, entry):
         return _anew(job, entry)
-    if entry.state in ENDED and run.waits_for_others(job, observed):  # the run is not over, as it had seemed
+    if entry.state in _ENDED and run.waits_for_others(job, observed):  # the run is not over, as it had seemed
         return entry.model_copy(update={"state": ReplicaState.STARTING})
     if entry.state not in OUT and _finished(job, observed, entry):
         return _over(entry, ReplicaState.FINISHED)
@@ -74,6 +81,18 @@ def _still_stopping(job: Job, observed: Observed, now: float) -> bool:
         return False
     resting = {it.index for it in job.status.replica_statuses if it.state is ReplicaState.SUSPENDED}
     return run.stopped_by(observed, resting, now) > now
+
+
+def _still_mixed(job: Job) -> bool:
+    """Under Recreate nobody starts beside those who run an older template, and are to stay."""
+    if job.spec.update_policy.type is not UpdateType.RECREATE:
+        return False
+    return any(is_outdated(job, it) for it in job.status.replica_statuses if it.index < job.spec.groups)
+
+
+def is_outdated(job: Job, entry: ReplicaStatus) -> bool:
+    """It has, or is to have, pods of another template."""
+    return entry.state not in AT_REST and entry.revision not in (None, job.spec.revision)
 
 
 def _has_hope(job: Job, entry: ReplicaStatus) -> bool:
@@ -92,6 +111,7 @@ def _anew(job: Job, entry: ReplicaStatus) -> ReplicaStatus:
             "recent_restarts": (),
             "restarts_in_a_row": 0,
             "ready_since": None,
+            "trains_since_step": None,
             "next_restart_time": None,
             "first_exit_time": None,
             "waiting": None,
@@ -176,7 +196,9 @@ def _group(job: Job, observed: Observed, entry: ReplicaStatus, now: float, *, ov
     if entry.state in OUT:
         return Group(entry=entry, actions=(*stale, *_useless(observed, entry)))
     if over and entry.state in (*_WAITING, ReplicaState.SUSPENDED):
-        return Group(entry=entry.model_copy(update={"state": ReplicaState.FAILED, "next_restart_time": None}))
+        away = now if entry.state is ReplicaState.SUSPENDED else entry.away_since
+        late = {"state": ReplicaState.FAILED, "next_restart_time": None, "away_since": away}
+        return Group(entry=entry.model_copy(update=late))
     if entry.state is ReplicaState.SUSPENDED:
         running = (pod for pod in observed.pods_of(entry.index) if not pod.over)
         return Group(entry=entry, actions=delete(running, "its replica starts again when all have stopped"))
@@ -232,6 +254,7 @@ def _growing(
             "next_restart_time": None,
             "first_exit_time": (entry.first_exit_time or now) if exited else None,
             "ready_since": (entry.ready_since or now) if state in READY else None,
+            "trains_since_step": _trains_since_step(observed, entry, state),
             "waiting": deadlines.waiting(job, observed, entry, now, over=over),
         }
     )
@@ -257,6 +280,14 @@ def _progress(job: Job, observed: Observed, entry: ReplicaStatus) -> ReplicaStat
     ready = member.role is messages.Role.SHADOW and member.step is not None
     spare = ready and (before is ReplicaState.SPARE or _all_train(job, observed.coordinator))
     return ReplicaState.SPARE if spare else ReplicaState.CATCHING_UP
+
+
+def _trains_since_step(observed: Observed, entry: ReplicaStatus, state: ReplicaState) -> int | None:
+    """The first that was seen, or an earlier one where a run has gone back to a checkpoint."""
+    member, known = observed.member(entry.index, entry.attempt), entry.trains_since_step
+    if state is not ReplicaState.ACTIVE or member is None or member.step is None:
+        return known
+    return member.step if known is None else min(known, member.step)
 
 
 def _all_train(job: Job, coordinator: messages.Status) -> bool:
@@ -363,12 +394,17 @@ def _restarted_in_place(
 
 def _next_attempt(job: Job, entry: ReplicaStatus, restart_at: float, now: float) -> ReplicaStatus:
     waits = restart_at > now
+    failure, backoff = entry.last_failure, job.spec.failure_policy.backoff
+    planned = failure is not None and failure.reason in nodes.PLANNED
+    still_away = not planned and policy.in_a_row(entry, backoff, now) > 0
     return policy.restarted(job, entry, now).model_copy(
         update={
             "state": ReplicaState.BACKOFF if waits else ReplicaState.PENDING,
             "attempt": entry.attempt + 1,
             "revision": job.spec.revision,
             "pods_attempt": None,
+            "trains_since_step": None,
+            "away_since": (entry.away_since or now) if still_away else now,
             "next_restart_time": restart_at if waits else None,
             "first_exit_time": None,
             "waiting": None,
@@ -389,7 +425,7 @@ def _restart_event(entry: ReplicaStatus, failure: Failure, now: float, *, where:
 
 def replaced(job: Job, observed: Observed, entry: ReplicaStatus, now: float) -> Group:
     """Replace a replica because its template was changed: it leaves at a step boundary, as when a pod is deleted."""
-    after = _anew(job, entry)
+    after = _anew(job, entry).model_copy(update={"away_since": now})
     old = delete(
         _older(job, observed, after),
         f"the template was changed, and its replica starts again as attempt {after.attempt}",
@@ -433,5 +469,5 @@ def _over(entry: ReplicaStatus, state: ReplicaState) -> ReplicaStatus:
 
 def at_rest(entry: ReplicaStatus, state: ReplicaState) -> ReplicaStatus:
     """Return the entry of a replica that has no pods to wait for: abandoned, removed or suspended."""
-    nothing = {"next_restart_time": None, "first_exit_time": None, "ready_since": None, "waiting": None}
-    return entry.model_copy(update={"state": state, **nothing})
+    times = ("next_restart_time", "first_exit_time", "ready_since", "away_since")
+    return entry.model_copy(update={"state": state, "waiting": None, "trains_since_step": None, **dict.fromkeys(times)})

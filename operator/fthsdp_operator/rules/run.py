@@ -13,9 +13,11 @@ from fthsdp_operator.observed.observe import Observed, PodView
 __all__ = [
     "STOP_SLACK",
     "all_exited_well",
+    "answers",
     "can_leave",
     "effective_training_time",
     "exited_well",
+    "knows_the_members",
     "knows_who_trains",
     "loss",
     "run_is_over",
@@ -58,12 +60,24 @@ def _stops_at(pod: PodView, now: float) -> float:
     return at if at > now else 0.0
 
 
-def knows_who_trains(job: Job, observed: Observed) -> bool:
-    """The coordinator answers, has the job's present numbers, and enough train for it to let somebody go."""
-    pod, known = observed.coordinator_pod, observed.coordinator
-    if pod is None or known is None or not pod.alive or pod.config != render.coordinator_config(job):
+def answers(job: Job, observed: Observed) -> bool:
+    """The coordinator answers, and has the job's present numbers."""
+    pod = observed.coordinator_pod
+    if pod is None or observed.coordinator is None:
         return False
-    return not known.paused and any(member.role is Role.ACTIVE for member in known.replicas)
+    return pod.alive and pod.config == render.coordinator_config(job)
+
+
+def knows_the_members(job: Job, observed: Observed) -> bool:
+    """Beyond that the run has begun, though it may be paused: who is no member has nothing that could be lost."""
+    known = observed.coordinator
+    return known is not None and answers(job, observed) and any(it.role is Role.ACTIVE for it in known.replicas)
+
+
+def knows_who_trains(job: Job, observed: Observed) -> bool:
+    """Beyond that enough train for the coordinator to let somebody go at a boundary."""
+    known = observed.coordinator
+    return known is not None and not known.paused and knows_the_members(job, observed)
 
 
 def run_is_over(observed: Observed) -> bool:

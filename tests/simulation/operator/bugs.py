@@ -232,7 +232,22 @@ def rolls_all_at_once(patch: Patch) -> None:
 
 def replaces_who_has_the_template_already(patch: Patch) -> None:
     """A roll begins with all replicas, and is not over for those that have had their turn."""
-    patch.setattr(roll, "_is_outdated", lambda job, entry: entry.state not in roll._AT_REST)
+    patch.setattr(roll, "is_outdated", lambda job, entry: entry.state not in replicas.AT_REST)
+
+
+def rolls_on_before_a_step_is_done(patch: Patch) -> None:
+    """A template works that a replica trains with: what comes of its first step nobody waits for."""
+    patch.setattr(roll, "_is_proven", lambda job, observed, entry: entry.state is ReplicaState.ACTIVE)
+
+
+def recreates_one_after_the_other(patch: Patch) -> None:
+    """Under Recreate who is down gets the new template while others wait with the old one."""
+    original = roll._recreated
+
+    def recreated(job: Job, observed: Observed, groups: Sequence[Any]) -> list[Any]:
+        return original(job, observed, groups) if run.knows_who_trains(job, observed) else list(groups)
+
+    patch.setattr(roll, "_recreated", recreated)
 
 
 def does_not_wait_for_those_who_leave(patch: Patch) -> None:
@@ -314,6 +329,8 @@ BUGS: Sequence[Bug] = (
     takes_what_is_late_for_deleted,
     rolls_all_at_once,
     replaces_who_has_the_template_already,
+    rolls_on_before_a_step_is_done,
+    recreates_one_after_the_other,
     does_not_wait_for_those_who_leave,
     believes_nodes_more_than_the_coordinator,
     restarts_in_pods_that_are_to_be_left,

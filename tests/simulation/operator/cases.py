@@ -55,17 +55,19 @@ def _random_spec(random: Random) -> dict[str, Any]:
     budget = {"limit": random.choice([0, 1, 3, 5, 5, 20]), "windowSeconds": random.choice([60, 600, 3600])}
     backoff = {"initialSeconds": random.choice([0, 5, 30]), "maxSeconds": random.choice([30, 120])}
     force = random.choice([False, False, True])
+    kept: dict[str, Any] = random.choice([{}, {"checkpoint": {"path": "/checkpoints", "everySteps": 10}}])
     return {
         "replicas": replicas,
         "minReplicas": random.randint(1, replicas),
         "spares": random.choice([0, 0, 0, 1]),
         "podsPerReplica": random.choice([1, 2, 2, 3]),
         "updatePolicy": {
-            "type": random.choice(["Rolling", "Rolling", "OnRestart"]),
+            "type": random.choice(["Rolling", "Rolling", "OnRestart", "Recreate" if kept else "Rolling"]),
             "maxUnavailable": random.choice([1, 1, 2]),
+            "minReadySteps": random.choice([0, 3, 3, 20]),
         },
         "success": {"policy": random.choice(["First", "First", "All"])},
-        **random.choice([{}, {"checkpoint": {"path": "/checkpoints", "everySteps": 10}}]),
+        **kept,
         "template": {"spec": {"containers": [{"name": "main", "image": "x", "command": ["train"]}]}},
         "failurePolicy": {
             "perReplica": budget,

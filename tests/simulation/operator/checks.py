@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from fthsdp_operator.api import (
     ReplicaState,
     ReplicaStatus,
     RuleAction,
+    SuccessPolicy,
     UpdateType,
     parse_job,
 )
@@ -31,8 +33,8 @@ from fthsdp_operator.cluster import Manifest
 from fthsdp_operator.manifests.render import coordinator_config
 from fthsdp_operator.observed.observe import NodeView, Observed, view
 from fthsdp_operator.rules import plan as rules
-from fthsdp_operator.rules.actions import Delete, Plan
-from fthsdp_operator.rules.nodes import PLANNED
+from fthsdp_operator.rules.actions import Create, Delete, Plan
+from fthsdp_operator.rules.nodes import MOVE_PATIENCE, PLANNED
 
 if TYPE_CHECKING:
     from tests.simulation.operator.operators import Operator
@@ -71,6 +73,10 @@ class Checks:
         self._seen_whole: set[tuple[str, int, int]] = set()
         """Attempts all of whose pods were seen, by the job's UID."""
         self._created: set[tuple[str, str]] = set()
+        self._left: dict[tuple[str, int], float] = {}
+        """When a replica with which nothing was wrong was taken away last, by the job's UID and its index."""
+        self._trained: set[tuple[str, int]] = set()
+        """Replicas that have trained since they were added to their job, or came back to it, by its UID."""
         self.violation: Violation | None = None
         self.plans = 0
         self.stills = 0
@@ -97,6 +103,7 @@ class Checks:
         self._wakes_in_time(job, now, todo)
         self._holds_the_minimum(job, observed, todo)
         self._rolls_gently(job, observed, todo)
+        self._keeps_apart(job, observed, todo)
         self._moves_with_care(job, observed, todo)
         self._stays_only_where_it_may(job, observed, todo)
         there = self._world.server.get(KIND, job.name)
@@ -165,13 +172,36 @@ class Checks:
             self.fail(
                 f"the replicas {numbers} are replaced, and {away} are away: maxUnavailable is {policy.max_unavailable}"
             )
-        new = {it.index: it for it in job.status.replica_statuses if it.revision == wanted}
-        failed = [it.index for it in new.values() if _broke_with(it, wanted)]
-        works = any(it.replica in new and it.role is not None and it.step is not None for it in self._members(observed))
-        if failed and not works:
+        steps = {it.index: self._steps(job, it) for it in entries if it.revision == wanted and it.index not in numbers}
+        active = {it.index for it in entries if it.state is ReplicaState.ACTIVE}
+        young = [index for index in steps.keys() & active if steps[index] < policy.min_ready_steps]
+        if len(young) + away > policy.max_unavailable:
+            self.fail(f"the replicas {numbers} are replaced, and {young} have not trained long enough: {steps}")
+        failed = [it.index for it in entries if it.index in steps and _broke_with(it, wanted) and not _stands_by(it)]
+        if failed and not any(steps[index] >= policy.min_ready_steps for index in steps.keys() & active):
             self.fail(f"the replicas {numbers} are replaced, and {failed} have failed with that template")
         if sum(it.state in _TRAIN for it in entries) < job.spec.min_replicas:
             self.fail(f"the replicas {numbers} are replaced, and fewer than {job.spec.min_replicas} are left")
+
+    def _steps(self, job: Job, entry: ReplicaStatus) -> int:
+        """Return the steps that an attempt has trained in."""
+        group = self._world.training.group(entry.index, entry.attempt, job.metadata.uid)
+        return 0 if group is None else group.steps
+
+    def _keeps_apart(self, job: Job, observed: Observed, todo: Plan) -> None:
+        """Under Recreate nobody starts beside those who run another template."""
+        if job.spec.update_policy.type is not UpdateType.RECREATE:
+            return
+        old = [
+            it.index
+            for it in todo.status.replica_statuses
+            if it.index < job.spec.groups and it.revision != job.spec.revision and it.state not in (*_AWAY, *_ENDED)
+            if [pod.phase for pod in observed.group(it.index, it.attempt)].count("Running") == job.spec.pods_per_replica
+        ]
+        created = [it.manifest for it in todo.actions if isinstance(it, Create) and it.manifest["kind"] == "Pod"]
+        started = [name_of(pod) for pod in created if REPLICA_LABEL in pod["metadata"]["labels"]]
+        if old and started:
+            self.fail(f"{started} are created, and the replicas {old} run another template: updatePolicy is Recreate")
 
     @staticmethod
     def _members(observed: Observed) -> tuple[Any, ...]:
@@ -184,12 +214,12 @@ class Checks:
 
     def _moves_with_care(self, job: Job, observed: Observed, todo: Plan) -> None:
         """One replica at a time leaves its node by choice, and nobody for a node's word while it is heard."""
-        before = {entry.index: entry.attempt for entry in job.status.replica_statuses}
-        moved = [it for it in todo.status.replica_statuses if it.attempt == before.get(it.index, it.attempt) + 1]
+        moved = [new for old, new in self._pairs(job, todo) if new.restarts == old.restarts + 1]
         reasons = {it.index: it.last_failure.reason for it in moved if it.last_failure is not None}
         chosen = [index for index, reason in reasons.items() if reason in PLANNED]
         if len(chosen) > 1:
             self.fail(f"the replicas {chosen} leave their nodes at the same time")
+        self._leave_alone(job, observed, chosen)
         for entry in moved:
             who = entry.index, entry.attempt - 1
             heard = observed.member(*who) is not None
@@ -214,6 +244,17 @@ class Checks:
                 if waits and same and not heard and not todo.status.terminal:
                     self.fail(f"replica {new.index} waits for {pod.name}, which is lost with {node.name}")
 
+    def _leave_alone(self, job: Job, observed: Observed, chosen: list[int]) -> None:
+        """Who trains does not leave its node while another one is away that was taken away as well."""
+        active = {it.replica for it in self._members(observed) if it.role is Role.ACTIVE}
+        ready = {it.replica for it in self._members(observed) if it.role is not None and it.step is not None}
+        for other in job.status.replica_statuses:
+            left = self._left.get((job.metadata.uid, other.index), -math.inf)
+            away = other.state in (ReplicaState.PENDING, ReplicaState.STARTING) and other.index not in ready
+            late = self._world.now - left > MOVE_PATIENCE - 30.0
+            if away and not late and active.intersection(chosen) - {other.index}:
+                self.fail(f"the replicas {chosen} leave their nodes, and replica {other.index} is not back")
+
     # --- the status ---------------------------------------------------------------------------------------------------
 
     def writes_status(self, operator: Operator, before: Manifest, after: Manifest) -> None:
@@ -225,6 +266,7 @@ class Checks:
         self._says_why(new)
         for entry in new.replica_statuses:
             known = old.replica(entry.index)
+            self._note_life(uid_of(after), known, entry)
             if known is not None:
                 self._next_attempt(operator, parse_job(after), known, entry)
                 self._restarts_in_place(uid_of(after), known, entry)
@@ -233,6 +275,26 @@ class Checks:
         self._bounds_what_is_avoided(operator, parse_job(after), new)
         if new.state in _TERMINAL and old.state not in _TERMINAL:
             self._ends_for_a_reason(new)
+            self._counts_all(parse_job(after), new)
+
+    def _note_life(self, job: str, old: ReplicaStatus | None, new: ReplicaStatus) -> None:
+        """Remember who has trained, and who was taken away with nothing wrong."""
+        key, failure = (job, new.index), new.last_failure
+        if new.state is ReplicaState.ACTIVE:
+            self._trained.add(key)
+        elif new.state in _AWAY:
+            self._trained.discard(key)
+        if old is None or new.attempt == old.attempt or old.state in (*_AWAY, ReplicaState.BACKOFF):
+            return
+        if _rolled(old, new) or (failure is not None and failure.reason in PLANNED):
+            self._left[key] = self._world.now
+
+    def _counts_all(self, job: Job, new: JobStatus) -> None:
+        """Under All nobody is passed over who has trained and has not finished."""
+        failed = [it.index for it in new.replica_statuses if it.state is ReplicaState.FAILED]
+        missed = [index for index in failed if (job.metadata.uid, index) in self._trained]
+        if missed and new.state is JobState.COMPLETE and job.spec.success.policy is SuccessPolicy.ALL:
+            self.fail(f"the job is Complete under All, and the replicas {missed} have not finished")
 
     def _bounds_what_is_avoided(self, operator: Operator, job: Job, new: JobStatus) -> None:
         """Nodes are avoided for a time only, and only so many."""
@@ -272,7 +334,8 @@ class Checks:
             if restarts or len(new.recent_restarts) > len(old.recent_restarts):
                 self.fail(f"{what}: a restart is counted without a new attempt")
             early = self._world.gave_up
-            if old.state in _ENDED and new.state not in (*_ENDED, ReplicaState.REMOVED) and not early:
+            again = old.state is ReplicaState.FAILED and new.state is ReplicaState.SUSPENDED
+            if old.state in _ENDED and new.state not in (*_ENDED, ReplicaState.REMOVED) and not (early or again):
                 self.fail(f"{what}: it had ended")
             return
         if old.state in _ENDED and not self._world.gave_up:
@@ -512,6 +575,12 @@ def _broke_with(entry: ReplicaStatus, revision: str) -> bool:
     return (
         failure is not None and failure.revision == revision and failure.action is not RuleAction.RESTART_REPLICA_FREE
     )
+
+
+def _stands_by(entry: ReplicaStatus) -> bool:
+    """A spare that failed while it became one, and has become one since."""
+    failure = entry.last_failure
+    return entry.state is ReplicaState.SPARE and failure is not None and failure.during is not ReplicaState.ACTIVE
 
 
 def _stopping(todo: Plan) -> bool:

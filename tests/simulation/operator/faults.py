@@ -8,7 +8,7 @@ from enum import StrEnum
 from functools import partial
 from random import Random
 
-from tests.simulation.operator.nodes import Node, Process
+from tests.simulation.operator.nodes import BAD_IMAGES, Node, Process
 from tests.simulation.operator.server import name_of, uid_of
 from tests.simulation.operator.world import World
 
@@ -399,8 +399,8 @@ def _change_template(world: World, fault: Fault) -> None:
 
 
 def _break_template(world: World, fault: Fault) -> None:
-    """An image that does not exist, or a program that fails at once; after a while it is corrected."""
-    world.change_template(("typo", "fails")[fault.number % 2])
+    """An image that does not exist, or a program that fails sooner or later; after a while it is corrected."""
+    world.change_template(BAD_IMAGES[fault.number % len(BAD_IMAGES)])
     world.after(4 * fault.seconds, world.correct_template)
 
 

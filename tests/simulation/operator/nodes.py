@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 
 __all__ = ["BAD_IMAGES", "Node", "Nodes", "Process"]
 
-BAD_IMAGES = ("typo", "fails")
-"""Images of training pods: one that does not exist, and one whose program ends with 1."""
+BAD_IMAGES = ("typo", "fails", "fails-later")
+"""Images of training pods: one that does not exist, one whose program ends with 1, and one that does so in its first
+step."""
 UNHEARD = 8.0
 """Seconds for which nothing is heard of a kubelet until its node is called not Ready."""
 TRY_AGAIN = 5.0
@@ -46,6 +47,7 @@ class Process:
     who: tuple[int, int] | None
     """Replica and attempt; None: the coordinator."""
     index: int
+    image: str = ""
     alive: bool = True
     launched: bool = False
     """It is a launcher, and what it launched is what trains."""
@@ -167,6 +169,7 @@ class Nodes:
             node=node,
             who=(int(labels[REPLICA_LABEL]), int(labels[ATTEMPT_LABEL])) if trains else None,
             index=int(labels.get(POD_INDEX_LABEL, 0)),
+            image=image,
             launched=trains and any("fthsdp.launcher" in it.get("command", ()) for it in pod["spec"]["containers"]),
         )
         node.processes[uid] = process

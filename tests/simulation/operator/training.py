@@ -48,6 +48,8 @@ class Group:
     finishing: bool = False
     mute: bool = False
     """It hangs before its first word to the coordinator."""
+    steps: int = 0
+    """Those that it has trained in."""
 
     @property
     def intact(self) -> bool:
@@ -468,13 +470,25 @@ class Training:
         active = len(there.ledger.active)
         # With too few it pauses, and while a ring is broken it waits for a decision.
         if not self.over and active >= max(1, there.least) and len(self.training()) == active:
-            self.step += 1
+            self._step(there)
         if not self.over:
             return
         for replica, attempt in there.ledger.members.items():
             group = self.group(replica, attempt, there.process.job)
             if group is not None and group.intact and not group.finishing:
                 self._finish(group)
+
+    def _step(self, there: Coordinator) -> None:
+        """All of them do a step, but for those whose program fails in its first one."""
+        self.step += 1
+        for replica in self.training():
+            group = self.group(replica, there.ledger.members[replica], there.process.job)
+            assert group is not None
+            bad = [it for it in group.processes.values() if it.image == "fails-later"]
+            if bad and not self.over:
+                self.world.after(0.1, self.world.nodes.command_ends, bad[0], 1)
+            else:
+                group.steps += 1
 
     def _finish(self, group: Group) -> None:
         group.finishing = True

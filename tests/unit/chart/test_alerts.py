@@ -34,6 +34,10 @@ def refused(resource: str) -> dict[str, str]:
     return {f'{name}"{resource}"}}': "1x1000", f'{name}"fthsdpjobs"}}': "0x1000"}
 
 
+def roll(name: str) -> dict[str, str]:
+    return {f'fthsdp_job_roll{{{JOB}, state="{name}"}}': "1x1000"}
+
+
 def seconds(histogram: str, labels: str, *, bound: float, longer: bool) -> dict[str, str]:
     """Return a histogram to which a call a minute is added, shorter or longer than a bound of its buckets."""
     return {
@@ -58,6 +62,7 @@ ERRORS = f"fthsdp_reconcile_errors_total{OPERATOR}"
 STEP = f"fthsdp_job_step{{{JOB}}}"
 AVOIDED = f"fthsdp_job_avoided_nodes{{{JOB}}}"
 CORNERED = f"fthsdp_job_replicas_on_avoided_nodes{{{JOB}}}"
+OUTDATED = f"fthsdp_job_outdated_replicas{{{JOB}}}"
 STANDBY = {f"fthsdp_leader{OPERATOR}": "0x1000"}
 ELSEWHERE = {f"fthsdp_queue_depth{ANOTHER}": "0x1000", f"fthsdp_leader{ANOTHER}": "1x1000"}
 
@@ -117,6 +122,16 @@ CASES: dict[str, tuple[dict[str, str], int, set[str]]] = {
     ),
     "a step takes ten minutes": (WELL | state("Running") | {STEP: " ".join(f"{n}x9" for n in range(30))}, 200, set()),
     "a job makes no step": (WELL | state("Running") | {STEP: "7x1000"}, 36, {"FTHSDPJobMakesNoSteps"}),
+    "a template reaches a replica each 50 minutes": (
+        WELL | roll("Rolling") | {OUTDATED: " ".join(f"{n}x49" for n in (5, 4, 3, 2, 1))},
+        250,
+        set(),
+    ),
+    "a template reaches no replica": (WELL | roll("Rolling") | {OUTDATED: "5x9 4x1000"}, 80, {"FTHSDPRollSlow"}),
+    "a template does not work": (WELL | roll("RollStalled") | {OUTDATED: "4x1000"}, 11, {"FTHSDPRollStalled"}),
+    "a template finds no room, for a moment": (WELL | roll("NoRoom") | {OUTDATED: "5x1000"}, 9, set()),
+    "a template finds no room": (WELL | roll("NoRoom") | {OUTDATED: "5x1000"}, 300, {"FTHSDPRollStalled"}),
+    "a template is left to restarts": (WELL | roll("OnRestart") | {OUTDATED: "5x1000"}, 300, set()),
     "replicas train for half of the time": (WELL | availability(0.5), 80, {"FTHSDPAvailabilityLow"}),
     "replicas fail now and then": (WELL | {FAILURES: " ".join(f"{n}x19" for n in range(9))}, 120, set()),
     "replicas fail again and again": (WELL | {FAILURES: "0+1x1000"}, HOUR, {"FTHSDPFailuresMany"}),

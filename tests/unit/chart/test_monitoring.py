@@ -14,6 +14,7 @@ import yaml
 from prometheus_client import Metric
 
 from fthsdp_operator.api import JobState, ReplicaState
+from fthsdp_operator.process.measure import ROLLS
 from fthsdp_operator.process.metrics import Metrics
 
 PROJECT = Path(__file__).parents[3]
@@ -28,7 +29,7 @@ PANELS: list[dict[str, Any]] = [panel for panel in DASHBOARD["panels"] if panel[
 EXPRESSIONS = [(alert["alert"], alert["expr"]) for alert in ALERTS] + [
     (panel["title"], target["expr"]) for panel in PANELS for target in panel["targets"]
 ]
-STATES = {"fthsdp_job_state": set(JobState), "fthsdp_job_replicas": set(ReplicaState)}
+STATES = {"fthsdp_job_state": set(JobState), "fthsdp_job_replicas": set(ReplicaState), "fthsdp_job_roll": set(ROLLS)}
 
 
 def families() -> list[Metric]:

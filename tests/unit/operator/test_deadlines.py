@@ -186,6 +186,62 @@ def test_a_sidecar_that_crashes_while_its_replica_trains_is_the_kubelets_busines
     asyncio.run(story())
 
 
+async def a_sidecar_crashes(**spec: Any) -> World:
+    """The containers of replica 2 wait for a sidecar that crashes, and have for as long as a start may take."""
+    world = await starts(**spec)
+    holds(world, "r2-a1-0", "CrashLoopBackOff", "back-off 5m0s", "initContainerStatuses")
+    world.kubelet_places("r2-a1-1")
+    await world.settle()
+    await after(world, START)
+    return world
+
+
+def test_a_sidecar_that_crashes_before_its_replica_starts_costs_no_restart() -> None:
+    async def story() -> None:
+        world = await a_sidecar_crashes()
+        assert (waits(world).reason, world.condition("Stalled").reason) == ("CrashLoopBackOff", "ReplicasWait")
+        assert (entry(world).attempt, entry(world).recent_restarts) == (1, ())
+
+    asyncio.run(story())
+
+
+def test_a_rule_may_end_what_waits_for_a_sidecar() -> None:
+    async def story() -> None:
+        rule = {"name": "mine", "onPodReasons": ["CrashLoopBackOff"], "action": "FailJob"}
+        world = await a_sidecar_crashes(failurePolicy={"rules": [rule]})
+        assert world.condition("Failed").reason == "FailedByRule"
+
+    asyncio.run(story())
+
+
+def test_behind_a_sidecar_that_crashes_no_missing_image_is_overlooked() -> None:
+    async def story() -> None:
+        world = await starts()
+        holds(world, "r2-a1-0", "CrashLoopBackOff", "back-off 5m0s", "initContainerStatuses")
+        holds(world, "r2-a1-1", "ImagePullBackOff")
+        await world.settle()
+        await after(world, START)
+        assert (failure(world).reason, entry(world).attempt) == ("ImagePullFailed", 2)
+
+    asyncio.run(story())
+
+
+def test_who_trains_in_a_pod_that_is_pending_for_its_sidecar_is_left_alone_while_the_coordinator_is_silent() -> None:
+    async def story() -> None:
+        world = await starts()
+        world.kubelets_start_everything()
+        world.everybody_trains()
+        await world.settle()
+        holds(world, "r2-a1-0", "ImagePullBackOff")
+        world.pod("r2-a1-0")["status"]["phase"] = "Pending"
+        world.coordinator = None
+        await world.settle()
+        await after(world, 2 * START)
+        assert (entry(world).waiting, entry(world).attempt, entry(world).state) == (None, 1, ReplicaState.ACTIVE)
+
+    asyncio.run(story())
+
+
 # --- scheduleSeconds --------------------------------------------------------------------------------------------------
 
 

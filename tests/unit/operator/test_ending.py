@@ -11,6 +11,7 @@ from tests.unit.operator.world import NAME, World, manifest
 
 from fthsdp.errors import ConfigError
 from fthsdp_operator.api import KIND, JobState, ReplicaState, parse_job
+from fthsdp_operator.rules.replicas import STRAGGLER_GRACE
 
 ALL = {"success": {"policy": "All"}}
 
@@ -90,6 +91,76 @@ def test_a_replica_that_was_added_too_late_to_begin_does_not_count_under_all() -
     asyncio.run(story())
 
 
+async def ended_with_a_straggler(world: World) -> None:
+    """Replicas 0 and 1 have finished, and 2 runs on until it is stopped."""
+    world.everybody_trains(step=30, finished=True)
+    finishes(world, 0, 1)
+    world.exits(f"{NAME}-coordinator", 0)
+    world.coordinator = None
+    await world.settle()
+    world.now += STRAGGLER_GRACE
+    await world.settle()
+
+
+@pytest.mark.parametrize("failed_before", [False, True])
+def test_one_that_was_stopped_as_it_still_ran_counts_under_all_and_no_old_failure_is_blamed(
+    failed_before: bool,
+) -> None:
+    async def story() -> None:
+        world = World(manifest(**ALL))
+        await world.train()
+        if failed_before:
+            world.exits("r2-a0-0", 1)
+            await world.settle()
+            world.now += 3600
+            await world.train(step=20)
+        await ended_with_a_straggler(world)
+        assert world.job.status.state is JobState.FAILED
+        assert world.condition("Failed").message.endswith("(success.policy is All): r2 still ran long after the others")
+
+    asyncio.run(story())
+
+
+def test_a_failure_after_the_end_is_blamed_though_the_replica_had_trained() -> None:
+    async def story() -> None:
+        world = World(manifest(**ALL))
+        await world.train()
+        world.exits("r2-a0-0", 1)
+        await world.settle()
+        world.now += 3600
+        await world.train(step=20)
+        world.everybody_trains(step=30, finished=True)
+        finishes(world, 0, 1)
+        world.now += 10
+        world.exits("r2-a1-0", 3)
+        await world.settle()
+        assert world.condition("Failed").message.endswith(f"r2 {NAME}-r2-a1-0 Error exit 3")
+
+    asyncio.run(story())
+
+
+def test_one_that_was_away_for_a_changed_template_counts_under_all() -> None:
+    async def story() -> None:
+        world = World(manifest(**ALL))
+        await world.train()
+        world.user_changes(template={"spec": {"containers": [{"name": "t", "image": "y"}]}})
+        await world.settle()
+        for index in range(2):
+            world.vanish(f"r2-a0-{index}")
+        world.everybody_trains(step=30, finished=True)
+        finishes(world, 0, 1)
+        await world.settle()
+        world.now += 1000
+        world.exits(f"{NAME}-coordinator", 0)
+        await world.settle()
+        world.now += STRAGGLER_GRACE
+        await world.settle()
+        assert world.job.status.state is JobState.FAILED
+        assert world.condition("Failed").message.endswith("r2 was away, and not back by then")
+
+    asyncio.run(story())
+
+
 def test_nobody_is_restarted_into_a_run_that_the_first_has_finished() -> None:
     async def story() -> None:
         world = World(manifest(**ALL))
@@ -155,6 +226,7 @@ def test_a_job_that_names_this_operator_is_looked_after() -> None:
         ({"managedBy": ""}, "spec.managedBy is '': it has to be at least 1 character long"),
         ({"success": {"policy": "Some"}}, "spec.success.policy is 'Some': it has to be 'First' or 'All'"),
         ({"retainFailedPods": -1}, "spec.retainFailedPods is -1: it has to be at least 0"),
+        ({"updatePolicy": {"minReadySteps": -1}}, "spec.updatePolicy.minReadySteps is -1: it has to be at least 0"),
         ({"updatePolicy": {"maxUnavailable": 0}}, "spec.updatePolicy.maxUnavailable is 0: it has to be at least 1"),
         ({"updatePolicy": {"type": "Recreate"}}, "set checkpoint, or type Rolling or OnRestart"),
     ],

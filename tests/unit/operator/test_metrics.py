@@ -13,6 +13,7 @@ from fthsdp.coordinator.messages import Cause, Verdict
 from fthsdp_operator.api import KIND, JobState, ReplicaState, format_time
 from fthsdp_operator.cluster import ClusterError, Conflict, Manifest
 from fthsdp_operator.observed.observe import NodeView
+from fthsdp_operator.process.measure import ROLLS
 from fthsdp_operator.process.metrics import Metrics
 
 JOB = {"namespace": NAMESPACE, "job": NAME}
@@ -56,6 +57,34 @@ def test_replicas_are_counted_by_state_and_the_job_s_own_state_is_one() -> None:
         assert world.of_job("fthsdp_job_step") == 12
 
     asyncio.run(story())
+
+
+def test_how_a_changed_template_stands_is_one_and_who_has_not_got_it_is_counted() -> None:
+    async def story() -> None:
+        world = Counted()
+        await world.train()
+        assert (rolls(world), world.of_job("fthsdp_job_outdated_replicas")) == ({"UpToDate"}, 0)
+        world.user_changes(template={"spec": {"containers": [{"name": "train", "image": "y"}]}})
+        await world.settle()
+        assert (rolls(world), world.of_job("fthsdp_job_outdated_replicas")) == ({"Rolling"}, 2)
+        for index in range(2):
+            world.vanish(f"r2-a0-{index}")
+        world.kubelets_start_everything()
+        world.exits("r2-a1-0", 1)
+        await world.settle()
+        assert (rolls(world), world.of_job("fthsdp_job_outdated_replicas")) == ({"RollStalled"}, 2)
+        world.user_changes(suspend=True)
+        await world.settle()
+        assert (rolls(world), world.of_job("fthsdp_job_outdated_replicas")) == ({"NotRunning"}, 0)
+
+    asyncio.run(story())
+
+
+def rolls(world: Counted) -> set[str]:
+    """The words that are true of a job's roll, of all that there are."""
+    values = {word: world.of_job("fthsdp_job_roll", state=word) for word in ROLLS}
+    assert None not in values.values()
+    return {word for word, value in values.items() if value}
 
 
 def test_time_is_summed_over_replicas_and_a_missing_one_only_as_desired() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from tests.unit.operator.world import NAME, Killed, World, manifest
 
+from fthsdp.coordinator.messages import ReplicaStatus, Role, Status
 from fthsdp_operator.api import REPLICA_LABEL, REVISION_LABEL, JobState, ReplicaState
 
 ACTIVE, STARTING = ReplicaState.ACTIVE, ReplicaState.STARTING
@@ -32,11 +33,30 @@ async def changed(*, image: str = "y", **spec: Any) -> World:
     return world
 
 
-async def goes_on(world: World) -> None:
-    """Pods that were asked to stop are gone, and new ones train."""
+def stopped(world: World) -> None:
+    """Pods that were asked to stop are gone."""
     for name in [key[1] for key, it in world.objects.items() if "deletionTimestamp" in it["metadata"]]:
         world.vanish(name)
-    await world.train(step=20)
+
+
+def step(world: World) -> int:
+    return 10 if world.coordinator is None else world.coordinator.step
+
+
+async def come_back(world: World) -> None:
+    """New pods take the place of those that were asked to stop, and train, so far without a step."""
+    stopped(world)
+    await world.train(step=step(world) + 10)
+
+
+async def do_steps(world: World, number: int) -> None:
+    world.everybody_trains(step=step(world) + number)
+    await world.settle()
+
+
+async def goes_on(world: World) -> None:
+    await come_back(world)
+    await do_steps(world, 3)
 
 
 def attempts(world: World) -> list[int]:
@@ -123,6 +143,120 @@ def test_a_replica_that_is_not_back_keeps_the_next_one_waiting(state: ReplicaSta
         await world.settle()
         assert world.job.status.replica_statuses[2].state is state
         assert new_ones(world) == [2]
+
+    asyncio.run(story())
+
+
+def test_the_next_one_waits_until_the_one_before_has_done_some_steps() -> None:
+    async def story() -> None:
+        world = await changed()
+        await come_back(world)
+        assert world.job.status.replica_statuses[2].state is ACTIVE
+        await do_steps(world, 2)
+        assert (new_ones(world), progress(world)) == ([2], ("True", "Rolling"))
+        assert world.condition("Progressing").message.endswith("waits for replica 2")
+        await do_steps(world, 1)
+        assert new_ones(world) == [1, 2]
+
+    asyncio.run(story())
+
+
+def test_a_roll_is_over_when_the_last_one_has_done_them_too() -> None:
+    async def story() -> None:
+        world = await changed()
+        await goes_on(world)
+        await goes_on(world)
+        await come_back(world)
+        assert (new_ones(world), progress(world)) == ([0, 1, 2], ("True", "Rolling"))
+        assert world.job.status.current_revision != world.job.status.update_revision
+        await do_steps(world, 3)
+        assert (progress(world), reasons(world).count("RolledOut")) == (("False", "UpToDate"), 1)
+
+    asyncio.run(story())
+
+
+def test_how_many_steps_is_for_the_user_to_say() -> None:
+    async def story() -> None:
+        world = await changed(updatePolicy={"minReadySteps": 0})
+        await come_back(world)
+        assert new_ones(world) == [1, 2]
+        world = await changed(updatePolicy={"minReadySteps": 20})
+        await come_back(world)
+        await do_steps(world, 19)
+        assert new_ones(world) == [2]
+        await do_steps(world, 1)
+        assert new_ones(world) == [1, 2]
+
+    asyncio.run(story())
+
+
+def test_an_operator_that_starts_meanwhile_counts_no_steps_twice_and_none_of_others() -> None:
+    async def story() -> None:
+        world = await changed()
+        await come_back(world)
+        since = world.job.status.replica_statuses[2].trains_since_step
+        assert since == step(world)
+        await do_steps(world, 1)
+        assert world.job.status.replica_statuses[2].trains_since_step == since
+        assert world.job.status.replica_statuses[0].trains_since_step == 10
+
+    asyncio.run(story())
+
+
+def test_an_update_that_crashes_in_its_first_steps_reaches_nobody_else() -> None:
+    async def story() -> None:
+        world = await changed()
+        others = {name: uid for name, uid in world.pods.items() if name[1] in "01"}
+        for attempt in (1, 2):
+            await come_back(world)
+            await do_steps(world, 1)
+            world.exits(f"r2-a{attempt}-0", 1)
+            await world.settle()
+            assert (new_ones(world), progress(world)) == ([2], ("False", "RollStalled"))
+            world.now += 1000.0
+        await come_back(world)
+        assert world.job.status.replica_statuses[2].state is ACTIVE
+        assert progress(world) == ("False", "RollStalled")  # as it has been each time
+        assert others.items() <= world.pods.items()
+        await do_steps(world, 3)
+        assert (new_ones(world), progress(world)) == ([1, 2], ("True", "Rolling"))
+
+    asyncio.run(story())
+
+
+def test_a_spare_shows_nothing_of_a_step_that_it_failed_in() -> None:
+    async def story() -> None:
+        world = await changed(spares=1)
+        await come_back(world)
+        assert new_ones(world) == [2, 3]
+        stopped(world)
+        await do_steps(world, 1)  # the spare has taken the place of 2
+        await world.train(step=step(world))  # which is the new spare
+        states = [entry.state for entry in world.job.status.replica_statuses]
+        assert (states[2:], new_ones(world)) == ([ReplicaState.SPARE, ACTIVE], [2, 3])
+        world.exits("r3-a1-0", 1)
+        await world.settle()
+        assert (new_ones(world), progress(world)) == ([2, 3], ("False", "RollStalled"))
+        stopped(world)
+        await world.train(step=step(world))  # now 2 trains in its place
+        states = [entry.state for entry in world.job.status.replica_statuses]
+        assert (states[2:], progress(world)) == ([ACTIVE, ReplicaState.SPARE], ("False", "RollStalled"))
+        await do_steps(world, 3)
+        assert new_ones(world) == [1, 2, 3]
+
+    asyncio.run(story())
+
+
+def test_a_spare_that_failed_on_its_way_and_stands_by_holds_nobody_up() -> None:
+    async def story() -> None:
+        world = await changed(spares=1)
+        stopped(world)
+        world.kubelets_start_everything()
+        world.exits("r3-a1-0", 1)
+        await world.settle()
+        assert (new_ones(world), progress(world)) == ([3], ("False", "RollStalled"))
+        await come_back(world)
+        assert new_ones(world) == [2, 3]
 
     asyncio.run(story())
 
@@ -341,6 +475,168 @@ def test_recreate_lets_all_leave_and_starts_them_when_the_last_has_stopped() -> 
         await world.settle()
         assert (attempts(world), new_ones(world)) == ([1, 1, 1], [0, 1, 2])
         assert len(world.pods) == 6
+
+    asyncio.run(story())
+
+
+async def paused(**spec: Any) -> World:
+    """Replicas 1 and 2 have failed, and replica 0 waits for them."""
+    world = await trained(**spec)
+    for replica in (1, 2):
+        world.exits(f"r{replica}-a0-0", 1)
+    await world.settle()
+    stopped(world)
+    world.kubelets_start_everything()
+    await world.settle()
+    known = world.coordinator
+    assert known is not None
+    left = tuple(it for it in known.replicas if it.replica == 0)
+    world.coordinator = known.model_copy(update={"paused": True, "replicas": left})
+    await world.settle()
+    assert world.job.status.state is JobState.PAUSED
+    return world
+
+
+def test_who_hangs_before_it_joins_gets_the_new_template_though_the_job_is_paused() -> None:
+    async def story() -> None:
+        world = await paused()
+        world.user_changes(template=template("y"))
+        await world.settle()
+        assert (attempts(world), new_ones(world)) == ([0, 2, 2], [1, 2])
+        assert {"r0-a0-0", "r0-a0-1"} <= world.pods.keys()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("catches_up", [False, True])
+def test_nobody_is_taken_for_one_that_hangs_who_may_be_about_to_train(catches_up: bool) -> None:
+    async def story() -> None:
+        world = await paused()
+        known = world.coordinator
+        assert known is not None
+        if catches_up:  # without it the job would be paused for even longer
+            (waits,) = known.replicas
+            late = waits.model_copy(update={"replica": 1, "attempt": 1, "role": Role.SHADOW, "step": None})
+            last = late.model_copy(update={"replica": 2})
+            world.coordinator = known.model_copy(update={"replicas": (waits, late, last)})
+        else:
+            world.coordinator = None
+        world.user_changes(template=template("y"))
+        await world.settle()
+        assert (attempts(world), new_ones(world)) == ([0, 1, 1], [])
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("heard", [False, True])
+def test_a_job_that_hangs_before_it_has_begun_begins_with_a_corrected_template(heard: bool) -> None:
+    async def story() -> None:
+        world = World(manifest())
+        await world.settle()
+        world.kubelets_start_everything()
+        greeted = ReplicaStatus(replica=0, attempt=0, role=None, step=None)
+        world.coordinator = Status(
+            epoch=0, paused=False, finished=False, step=0, loss=None, replicas=(greeted,) if heard else ()
+        )
+        await world.settle()
+        world.user_changes(template=template("y"))
+        await world.settle()
+        assert new_ones(world) == ([1, 2] if heard else [0, 1, 2])
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("back", [0, 1, 2])
+def test_after_a_restart_of_the_coordinator_nobody_who_has_trained_is_taken_for_one_that_hangs(back: int) -> None:
+    async def story() -> None:
+        world = await trained()
+        known = world.coordinator
+        assert known is not None
+        world.coordinator = known.model_copy(update={"replicas": known.replicas[:back]})
+        await world.settle()
+        world.user_changes(template=template("y"))
+        await world.settle()
+        assert (attempts(world), new_ones(world)) == ([0, 0, 0], [])
+        world.coordinator = known
+        await world.settle()
+        assert new_ones(world) == [2]
+
+    asyncio.run(story())
+
+
+RECREATE = {"updatePolicy": {"type": "Recreate"}}
+
+
+def test_recreate_takes_a_paused_job_as_it_is_and_mixes_no_templates() -> None:
+    async def story() -> None:
+        world = await paused(**RECREATE, **CHECKPOINT)
+        world.user_changes(template=template("y"))
+        await world.settle()
+        assert world.pods == {}
+        assert {entry.state for entry in world.job.status.replica_statuses} == {ReplicaState.SUSPENDED}
+        stopped(world)
+        await world.settle()
+        assert (len(world.pods), new_ones(world)) == (6, [0, 1, 2])
+
+    asyncio.run(story())
+
+
+def test_under_recreate_who_is_down_waits_for_those_who_could_not_be_let_go_so_far() -> None:
+    async def story() -> None:
+        world = await trained(minReplicas=1, **RECREATE, **CHECKPOINT)
+        for attempt in (0, 1):
+            world.exits(f"r2-a{attempt}-0", 1)
+            await world.settle()
+            world.kubelets_start_everything()
+        assert world.job.status.replica_statuses[2].state is ReplicaState.BACKOFF
+        known, world.coordinator = world.coordinator, None
+        world.user_changes(template=template("y"))
+        for _ in range(3):
+            world.now += 1000
+            await world.settle()
+            assert {name[1] for name in world.pods} == {"0", "1"}
+        assert world.condition("Progressing").message.startswith("replica 2 stops, to start again with the template")
+        assert world.condition("Progressing").message.endswith("as soon as replicas 0, 1 can be let go")
+        before = attempts(world)
+        world.coordinator = known
+        await world.settle()
+        assert world.pods == {}
+        stopped(world)
+        await world.settle()
+        assert (attempts(world), new_ones(world)) == ([number + 1 for number in before], [0, 1, 2])
+
+    asyncio.run(story())
+
+
+def test_under_recreate_a_job_that_has_not_begun_waits_for_nobody() -> None:
+    async def story() -> None:
+        world = World(manifest(**RECREATE, **CHECKPOINT))
+        await world.settle()
+        world.kubelets_start_everything()
+        world.pod("r2-a0-0")["status"]["phase"] = "Pending"
+        world.coordinator = Status(epoch=0, paused=False, finished=False, step=0, loss=None, replicas=())
+        await world.settle()
+        world.user_changes(template=template("y"))
+        await world.settle()
+        stopped(world)
+        await world.settle()
+        assert (len(world.pods), new_ones(world)) == (6, [0, 1, 2])
+
+    asyncio.run(story())
+
+
+def test_under_recreate_one_that_was_scaled_away_and_is_still_needed_holds_nobody_up() -> None:
+    async def story() -> None:
+        world = await trained(replicas=2, minReplicas=1, **RECREATE, **CHECKPOINT)
+        world.exits("r0-a0-0", 1)
+        await world.settle()
+        world.user_changes(template=template("y"), replicas=1)
+        await world.settle()
+        stopped(world)
+        await world.settle()
+        world.now += 1000
+        await world.settle()
+        assert any(name.startswith("r0-") for name in world.pods)
 
     asyncio.run(story())
 

@@ -154,6 +154,7 @@ def test_a_template_that_is_changed_while_nothing_runs_is_rolled_out_when_all_ar
         await world.settle()
         assert world.condition("Progressing").reason == "Rolling"
         await world.train()
+        await world.train(step=13)
         assert world.job.status.current_revision == world.job.status.update_revision
 
     asyncio.run(story())
@@ -170,6 +171,69 @@ def test_what_was_changed_meanwhile_is_what_is_started() -> None:
         assert world.pod("r0-a1-0")["spec"]["containers"][0]["image"] == "y"
         assert world.condition("Progressing").reason == "Rolling"
         await world.train()
+        await world.train(step=13)
         assert world.condition("Progressing").reason == "UpToDate"
+
+    asyncio.run(story())
+
+
+def test_who_had_failed_starts_again_with_all_others_and_nothing_is_held_against_anybody() -> None:
+    async def story() -> None:
+        world = World(manifest(**CHECKPOINT))
+        await world.train()
+        world.everybody_trains(step=30, finished=True)
+        world.exits("r2-a0-0", 1)
+        await world.settle()
+        assert world.job.status.replica_statuses[2].state is ReplicaState.FAILED
+        world.user_changes(suspend=True)
+        await world.settle()
+        assert {entry.state for entry in world.job.status.replica_statuses} == {ReplicaState.SUSPENDED}
+        stopped(world)
+        world.coordinator = None
+        world.user_changes(suspend=False)
+        await world.train()
+        assert [entry.state for entry in world.job.status.replica_statuses] == [ReplicaState.ACTIVE] * 3
+        assert [entry.last_failure for entry in world.job.status.replica_statuses] == [None] * 3
+
+    asyncio.run(story())
+
+
+def test_a_failure_before_is_no_part_of_the_same_failure_after() -> None:
+    async def story() -> None:
+        world = World(manifest(replicas=2, minReplicas=1))
+        await world.settle()
+        world.kubelets_start_everything()
+        world.exits("r0-a0-0", 1)
+        await world.settle()
+        world.user_changes(suspend=True)
+        await world.settle()
+        stopped(world)
+        world.user_changes(suspend=False)
+        await world.settle()
+        world.kubelets_start_everything()
+        world.exits(f"r1-a{world.job.status.replica_statuses[1].attempt}-0", 1)
+        await world.settle()
+        assert not world.job.status.terminal  # two replicas that had failed alike would be a fault of the code
+
+    asyncio.run(story())
+
+
+def test_who_has_finished_stays_so_and_who_had_not_counts_under_all() -> None:
+    async def story() -> None:
+        world = World(manifest(success={"policy": "All"}))
+        await world.train()
+        world.everybody_trains(step=30, finished=True)
+        for index in range(2):
+            world.exits(f"r0-a0-{index}", 0)
+        await world.settle()
+        world.user_changes(suspend=True)
+        await world.settle()
+        stopped(world)
+        world.coordinator = None
+        world.user_changes(suspend=False)
+        await world.settle()
+        assert world.job.status.state is JobState.FAILED
+        assert "r1 was away, and not back by then" in world.condition("Failed").message
+        assert "r0" not in world.condition("Failed").message
 
     asyncio.run(story())
