@@ -8,11 +8,21 @@ from __future__ import annotations
 
 import math
 
-from fthsdp_operator.api import Failure, Job, ReplicaStatus, RuleAction, Waiting
+from fthsdp_operator.api import Failure, Job, ReplicaState, ReplicaStatus, RuleAction, Waiting
 from fthsdp_operator.observed.observe import Hold, Observed, PodView
 from fthsdp_operator.rules import failure_rules
 
-__all__ = ["HELD", "STALLED", "expires_at", "held", "is_late", "overdue", "stalled", "waiting"]
+__all__ = [
+    "HELD",
+    "STALLED",
+    "expires_at",
+    "has_not_joined",
+    "held",
+    "is_late",
+    "overdue",
+    "stalled",
+    "waiting",
+]
 
 STALLED = 300.0
 """Seconds after which what a replica waits for is said to need somebody: machines that are ordered come in minutes."""
@@ -139,6 +149,12 @@ def _gains_nothing(observed: Observed, entry: ReplicaStatus, failure: Failure) -
     placed = any(pod.node is not None for pod in observed.group(entry.index, entry.attempt))
     free = failure.rule is None and failure.action is RuleAction.RESTART_REPLICA_FREE
     return free and failure.reason == _UNSCHEDULABLE and not placed
+
+
+def has_not_joined(entry: ReplicaStatus) -> bool:
+    """Whether all pods of an attempt run, and the coordinator, which answers, has never heard of it."""
+    waits = entry.waiting
+    return entry.state is ReplicaState.STARTING and waits is not None and waits.reason == _NOT_JOINED
 
 
 def is_late(entry: ReplicaStatus, now: float, grace: float) -> bool:

@@ -14,7 +14,7 @@ from typing import Literal
 from fthsdp.coordinator.messages import Role
 from fthsdp_operator.api import ConditionReason, Job, ReplicaState, ReplicaStatus, RuleAction, UpdateType
 from fthsdp_operator.observed.observe import Observed
-from fthsdp_operator.rules import replicas, run
+from fthsdp_operator.rules import deadlines, replicas, run
 from fthsdp_operator.rules.actions import delete
 from fthsdp_operator.rules.replicas import READY, Group
 
@@ -33,7 +33,7 @@ def roll(job: Job, observed: Observed, groups: Sequence[Group], now: float) -> l
     outdated = [entry for entry in entries if _is_outdated(job, entry)]
     if outdated and kind is UpdateType.RECREATE and run.knows_who_trains(job, observed):
         return _recreated(job, observed, groups)
-    chosen = {entry.index for entry in outdated if _is_not_running(job, observed, entry)}
+    chosen = {entry.index for entry in outdated if _takes_no_part(job, observed, entry)}
     if kind is UpdateType.ROLLING:
         chosen |= {entry.index for entry in _next_ones(job, observed, entries, outdated)}
     return [_replaced(job, observed, group, now) if group.entry.index in chosen else group for group in groups]
@@ -44,8 +44,10 @@ def _is_outdated(job: Job, entry: ReplicaStatus) -> bool:
     return entry.state not in _AT_REST and entry.revision != job.spec.revision
 
 
-def _is_not_running(job: Job, observed: Observed, entry: ReplicaStatus) -> bool:
-    """Some pod of it waits for a node or an image, or is not there: nothing is lost with the others."""
+def _takes_no_part(job: Job, observed: Observed, entry: ReplicaStatus) -> bool:
+    """Some pod of it waits for a node or an image, or is not there, or none has joined: nothing is lost with them."""
+    if deadlines.has_not_joined(entry):
+        return True
     pods = observed.group(entry.index, entry.attempt)
     running = sum(pod.phase == "Running" for pod in pods)
     return entry.state not in READY and running < job.spec.pods_per_replica

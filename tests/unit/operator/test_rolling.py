@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from tests.unit.operator.world import NAME, Killed, World, manifest
 
+from fthsdp.coordinator.messages import Status
 from fthsdp_operator.api import REPLICA_LABEL, REVISION_LABEL, JobState, ReplicaState
 
 ACTIVE, STARTING = ReplicaState.ACTIVE, ReplicaState.STARTING
@@ -294,6 +295,44 @@ def test_a_job_that_has_not_begun_takes_the_new_template_everywhere_at_once() ->
         assert (attempts(world), new_ones(world)) == ([1, 1, 1], [0, 1, 2])
         images = {it["spec"]["containers"][0]["image"] for it in world.objects.values() if _trains(it)}
         assert images == {"y"}
+
+    asyncio.run(story())
+
+
+async def hangs(world: World, *, paused: bool) -> None:
+    """Replica 2 has failed, all its pods run again, and it hangs before its first word to the coordinator."""
+    world.exits("r2-a0-0", 1)
+    await world.settle()
+    world.kubelets_start_everything()
+    assert world.coordinator is not None
+    others = tuple(it for it in world.coordinator.replicas if it.replica != 2)
+    world.coordinator = world.coordinator.model_copy(update={"paused": paused, "replicas": others})
+    await world.settle()
+
+
+@pytest.mark.parametrize("kind", ["Rolling", "OnRestart"])
+@pytest.mark.parametrize("paused", [False, True])
+def test_a_replica_that_hangs_before_it_joins_gets_the_new_template_at_once(kind: str, paused: bool) -> None:
+    async def story() -> None:
+        world = await trained(minReplicas=3 if paused else 1, updatePolicy={"type": kind})
+        await hangs(world, paused=paused)
+        world.user_changes(template=template("y"))
+        await world.settle()
+        assert (attempts(world), new_ones(world)) == ([0, 0, 2], [2])
+
+    asyncio.run(story())
+
+
+def test_a_job_of_which_nobody_has_joined_takes_the_new_template_everywhere_at_once() -> None:
+    async def story() -> None:
+        world = World(manifest())
+        await world.settle()
+        world.kubelets_start_everything()
+        world.coordinator = Status(epoch=0, paused=False, finished=False, step=0, loss=None, replicas=())
+        await world.settle()
+        world.user_changes(template=template("y"))
+        await world.settle()
+        assert (attempts(world), new_ones(world)) == ([1, 1, 1], [0, 1, 2])
 
     asyncio.run(story())
 
