@@ -70,6 +70,8 @@ class Supervisor:
     """Runs the command; ``run`` is called once, in the only thread there is."""
 
     def __init__(self, settings: Settings, *, report: Report) -> None:
+        self._signals: list[int] = []
+        self._wakeup = self._listen()
         adopt_orphans()
         self._settings = settings
         self._report = report
@@ -79,18 +81,14 @@ class Supervisor:
         self._due = True
         """The child has to be started as soon as that is possible."""
         self._stopping = False
-        self._signals: list[int] = []
         self._code = 0
         """Of the child that crashed."""
         self._telling: Telling | None = None
         self._deadline = 0.0
         self._waiting = self._interpreter()
-        self._wakeup = _wakes_up()
 
     def run(self) -> int:
         """Run the command until the container has to end, and return its exit code; nothing is left below us."""
-        for number in _FORWARDED:
-            signal.signal(number, self._hear)
         try:
             while (code := self._step()) is None:
                 self._wait()
@@ -103,6 +101,17 @@ class Supervisor:
             self._words.drain()
             if self._waiting is not None:
                 self._waiting.channel.close()
+
+    def _listen(self) -> int:
+        """Take signals from now on; return a descriptor that becomes readable when one arrives, or a child ends."""
+        reader, writer = os.pipe()
+        os.set_blocking(reader, False)
+        os.set_blocking(writer, False)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for number in _FORWARDED:
+            signal.signal(number, self._hear)
+        return reader
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         self._signals.append(number)
@@ -241,16 +250,6 @@ def _next_end() -> tuple[int, int] | None:
         if pid:
             return pid, status
     return None
-
-
-def _wakes_up() -> int:
-    """Return a descriptor that becomes readable when a signal arrives, that of a child's end included."""
-    reader, writer = os.pipe()
-    os.set_blocking(reader, False)
-    os.set_blocking(writer, False)
-    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    return reader
 
 
 def _say(text: str) -> None:
