@@ -30,11 +30,12 @@ from fthsdp.launcher.processes import (
     adopt_orphans,
     bury,
     code_of,
+    fork,
     kill,
     kill_below,
     spawn,
 )
-from fthsdp.launcher.report import Crash, Report, Telling
+from fthsdp.launcher.report import Crash, Report, keep_telling
 from fthsdp.launcher.warm import Waiting
 from fthsdp.launcher.words import LastWords
 
@@ -83,7 +84,8 @@ class Supervisor:
         self._stopping = False
         self._code = 0
         """Of the child that crashed."""
-        self._telling: Telling | None = None
+        self._telling: int | None = None
+        """Process that tells of the crash."""
         self._deadline = 0.0
         self._waiting = self._interpreter()
 
@@ -129,16 +131,8 @@ class Supervisor:
         self._look_for_a_new_attempt()
         if self._due:
             self._start()
-        return self._code if self._waits_in_vain() else None
-
-    def _waits_in_vain(self) -> bool:
-        """Nobody will start the command again here, or nobody did for long enough."""
-        if self._telling is None:
-            return False
-        if self._telling.in_vain:
-            _say(f"the crash is told to nobody: {self._telling.in_vain}")
-            return True
-        return time.monotonic() >= self._deadline
+        waits_in_vain = self._telling is not None and time.monotonic() >= self._deadline
+        return self._code if waits_in_vain else None
 
     def _stopped(self) -> int | None:
         """We were told to stop: what runs was told too, and nothing is started any more."""
@@ -172,6 +166,8 @@ class Supervisor:
             pid, status = ended
             if pid == self._child:
                 code = self._ended(code_of(status))
+            elif pid == self._telling:
+                code = self._code  # nobody will ever start the command again here
             elif self._waiting is not None and pid == self._waiting.pid:
                 self._go_cold(f"it ended with exit code {code_of(status)}")
         return code
@@ -185,9 +181,14 @@ class Supervisor:
         if self._stopping or code in _PASSED_ON:
             return code
         crash = Crash(attempt=self._attempt, code=code, words=words, time=time.time())
-        self._telling = Telling(self._report, crash)
+        self._telling = fork(lambda: self._tell(crash))
         self._deadline = time.monotonic() + self._settings.patience
         return None
+
+    def _tell(self, crash: Crash) -> int:
+        """Tell of a crash, in a process of its own: it may hang, and is killed when it is not needed any more."""
+        _say(f"the crash is told to nobody: {keep_telling(self._report, crash)}")
+        return 1
 
     def _look_for_a_new_attempt(self) -> None:
         newest = read_attempt(self._settings.attempts)
@@ -195,23 +196,21 @@ class Supervisor:
             return
         kill_below(spare=self._spared)
         self._words.drain()
-        self._child = None
-        if self._telling is not None:
-            self._telling.stop()
-            self._telling = None
+        self._child = self._telling = None
         self._attempt, self._due = newest, True
 
     # --- starting -----------------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
         """Start the child; not yet while the interpreter that is to make it still imports."""
+        if self._waiting is not None and not self._waiting.ready:
+            return
         env = environment_of(self._settings.env, self._attempt, born=self._settings.born)
         if self._waiting is not None:
-            if not self._waiting.ready:
-                return
             self._child = self._waiting.fork(env)
             if self._child is None:
                 self._go_cold(self._waiting.why)
+                kill_below()  # what it may have made without telling us
         if self._waiting is None:
             self._child = spawn(self._settings.command, env, stderr=self._words.writer)
         self._due = False
