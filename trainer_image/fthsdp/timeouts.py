@@ -167,6 +167,11 @@ TIMEOUTS: dict[str, Timeout] = {
         default=30.0,
         meaning="a crashed command whose launcher is told of no new attempt ends its container",
     ),
+    "launcher_import": Timeout(
+        name="the launcher's wait for imports",
+        default=120.0,
+        meaning="an interpreter that waits has to have imported what it is to, or the command starts without it",
+    ),
     # the operator
     "termination_grace": Timeout(
         name="the pods' grace period",
@@ -287,6 +292,12 @@ RULES: tuple[Rule, ...] = (
         others=("start_timeout", "stall_timeout"),
         strictly=True,
         reason="the coordinator finds out who hangs, not a watchdog inside a replica",
+    ),
+    Rule(
+        name="rank_start_timeout",
+        others=("launcher_import",),
+        factor=2,
+        reason="a rank that starts without the interpreter that was to import for it still comes in time",
     ),
     Rule(
         name="straggler_grace",

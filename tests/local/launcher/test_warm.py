@@ -150,6 +150,21 @@ def test_an_interpreter_that_cannot_be_forked_means_a_cold_start_and_says_why(
     assert why in errors or (why == "it ended" and "it has ended" in errors)
 
 
+@pytest.mark.parametrize(
+    "module", ["import threading; threading.Event().wait()", "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"]
+)
+def test_an_interpreter_that_hangs_or_is_frozen_while_it_imports_means_a_cold_start(
+    container: Container, module: str
+) -> None:
+    (container.folder / "mine.py").write_text(module)
+    (container.folder / "main.py").touch()
+    container.preload = "mine"
+    launcher = container.run(sys.executable, str(container.folder / "main.py"), unusual={"import_timeout": 0.5})
+    code, errors = ended(launcher)
+    assert code == 0
+    assert "no interpreter waits for this command: it has not imported everything within 0.5 s" in errors
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_an_interpreter_that_was_killed_or_frozen_means_a_cold_start(
     container: Container, number: signal.Signals

@@ -40,6 +40,7 @@ def in_the_code() -> dict[str, float]:
         "group_timeout": vote.FOR_EVER.total_seconds(),
         "termination_grace": kubelet.DEFAULT_GRACE,
         "launcher_patience": supervisor.PATIENCE,
+        "launcher_import": supervisor.IMPORT_TIMEOUT,
         "straggler_grace": replicas.STRAGGLER_GRACE,
         "coordinator_linger": plan.COORDINATOR_LINGER,
         "early_exit_grace": policy.EARLY_EXIT_GRACE,

@@ -39,10 +39,13 @@ from fthsdp.launcher.report import Crash, Report, keep_telling
 from fthsdp.launcher.warm import Waiting
 from fthsdp.launcher.words import LastWords
 
-__all__ = ["PATIENCE", "Settings", "Supervisor"]
+__all__ = ["IMPORT_TIMEOUT", "PATIENCE", "Settings", "Supervisor"]
 
 PATIENCE = 30.0
 """Seconds for which a crashed command may be started again here; then the container ends, as it would have at once."""
+IMPORT_TIMEOUT = 120.0
+"""Seconds in which the interpreter that waits has to have imported everything; one that has not is frozen, or waits for
+something in vain, and the command starts without it."""
 POLL = 0.1
 """Seconds between two looks at the file with the attempt."""
 _PASSED_ON = (0, EXIT_CONFIG, NOT_EXECUTABLE, NOT_FOUND)
@@ -65,6 +68,7 @@ class Settings:
     preload: tuple[str, ...] = ()
     """What a waiting interpreter has imported; none is kept where empty."""
     patience: float = PATIENCE
+    import_timeout: float = IMPORT_TIMEOUT
 
 
 class Supervisor:
@@ -88,6 +92,7 @@ class Supervisor:
         """Process that tells of the crash."""
         self._deadline = 0.0
         self._waiting = self._interpreter()
+        self._ready_by = time.monotonic() + settings.import_timeout
 
     def run(self) -> int:
         """Run the command until the container has to end, and return its exit code; nothing is left below us."""
@@ -204,7 +209,9 @@ class Supervisor:
     def _start(self) -> None:
         """Start the child; not yet while the interpreter that is to make it still imports."""
         if self._waiting is not None and not self._waiting.ready:
-            return
+            if time.monotonic() < self._ready_by:
+                return
+            self._go_cold(f"it has not imported everything within {self._settings.import_timeout:g} s")
         env = environment_of(self._settings.env, self._attempt, born=self._settings.born)
         if self._waiting is not None:
             self._child = self._waiting.fork(env)
