@@ -39,7 +39,7 @@ def test_a_process_that_was_killed_is_told_of_too_and_started_again(container: C
     os.kill(container.born(1)[0]["pid"], signal.SIGKILL)
     crash = heard(coordinator).crash
     assert crash is not None
-    assert crash.exit_code == 137
+    assert (crash.exit_code, crash.oom_killed) == (137, False)
     container.says(1)
     assert container.born(2)[1]["attempt"] == 1
 

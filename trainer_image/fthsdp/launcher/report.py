@@ -33,6 +33,8 @@ class Crash:
     """The last ones on its standard error."""
     time: float
     """Unix time in seconds."""
+    oom_killed: bool = False
+    """The kernel has killed it, since the container had no memory left."""
 
 
 Report = Callable[[Crash], None]
@@ -64,13 +66,19 @@ def tell(env: Mapping[str, str]) -> Report:
 
 
 def _exited(env: Mapping[str, str], crash: Crash) -> dict[str, object]:
+    why = ", killed for its memory" if crash.oom_killed else ""
     return {
         "kind": "exited",
         "replica": int(env[REPLICA]),
         "attempt": crash.attempt,
-        "reason": f"a training process ended with exit code {crash.code}",
+        "reason": f"a training process ended with exit code {crash.code}{why}",
         "detected": crash.time,
-        "crash": {"pod": int(env.get(POD_INDEX, "0")), "exit_code": crash.code, "words": crash.words},
+        "crash": {
+            "pod": int(env.get(POD_INDEX, "0")),
+            "exit_code": crash.code,
+            "words": crash.words,
+            "oom_killed": crash.oom_killed,
+        },
     }
 
 

@@ -23,6 +23,7 @@ from types import FrameType
 from fthsdp.exit_codes import EXIT_CONFIG, EXIT_TERMINATED
 from fthsdp.launcher.attempts import environment_of, read_attempt
 from fthsdp.launcher.command import program_of
+from fthsdp.launcher.memory import oom_kills
 from fthsdp.launcher.processes import (
     NOT_EXECUTABLE,
     NOT_FOUND,
@@ -85,6 +86,8 @@ class Supervisor:
         self._child: int | None = None
         self._due = True
         """The child has to be started as soon as that is possible."""
+        self._oom_kills = 0
+        """Of this container when the child was started."""
         self._stopping = False
         self._code = 0
         """Of the child that crashed."""
@@ -185,7 +188,8 @@ class Supervisor:
         self._code = code
         if self._stopping or code in _PASSED_ON:
             return code
-        crash = Crash(attempt=self._attempt, code=code, words=words, time=time.time())
+        out_of_memory = code == 128 + signal.SIGKILL and oom_kills() > self._oom_kills
+        crash = Crash(attempt=self._attempt, code=code, words=words, time=time.time(), oom_killed=out_of_memory)
         self._telling = fork(lambda: self._tell(crash))
         self._deadline = time.monotonic() + self._settings.patience
         return None
@@ -213,6 +217,7 @@ class Supervisor:
                 return
             self._go_cold(f"it has not imported everything within {self._settings.import_timeout:g} s")
         env = environment_of(self._settings.env, self._attempt, born=self._settings.born)
+        self._oom_kills = oom_kills()
         if self._waiting is not None:
             self._child = self._waiting.fork(env)
             if self._child is None:
