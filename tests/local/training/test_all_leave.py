@@ -23,7 +23,13 @@ def job(folder: Path, *, every: int = 1000, least: int = 1, spares: int = 0, gra
     }
     arguments = brief(steps=STEPS, compute=0.02)
     return Job(
-        folder, arguments=arguments, environment=environment, min_replicas=least, spares=spares, lingers_after=12
+        folder,
+        arguments=arguments,
+        environment=environment,
+        min_replicas=least,
+        spares=spares,
+        lingers_after=12,
+        growth=1.5,
     )
 
 

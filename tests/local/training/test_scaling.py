@@ -8,7 +8,7 @@ import pytest
 from tests.local.training.job import Job, assert_computed_once, assert_sound, brief, running, wait_for
 
 pytestmark = pytest.mark.local
-STEPS = 30
+STEPS = 38
 
 
 def restart_coordinator(job: Job, *, replicas: int, spares: int) -> None:
@@ -27,7 +27,7 @@ def wait_for_contributors(job: Job, replicas: list[int]) -> None:
 def test_a_replica_that_is_a_spare_by_the_new_numbers_comes_back_without_a_restart_and_takes_the_place_of_a_dead_one(
     tmp_path: Path,
 ) -> None:
-    job = Job(tmp_path, arguments=brief(steps=STEPS, compute=0.02), lingers_after=3, growth=1.2)
+    job = Job(tmp_path, arguments=brief(steps=STEPS, compute=0.02), lingers_after=3)
     with running(job):
         job.wait_for_step(2)
         restart_coordinator(job, replicas=2, spares=1)

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.local
 
 def test_each_sample_of_each_lane_is_trained_once_though_a_replica_dies_and_comes_back(tmp_path: Path) -> None:
     """At first it comes back with another number of lanes, which ends it."""
-    arguments = (*brief(steps=18, compute=0.02), "--lanes", "16")
+    arguments = (*brief(steps=36, compute=0.02), "--lanes", "16")
     with running(Job(tmp_path, ranks=1, arguments=arguments, lingers_after=5)) as job:
         job.wait_for_step(3)
         job.kill(2)
@@ -25,7 +25,7 @@ def test_each_sample_of_each_lane_is_trained_once_though_a_replica_dies_and_come
         job.arguments = arguments
         job.replace(2, attempt=1)
         report = job.finish()
-        assert_sound(report, steps=18)
+        assert_sound(report, steps=36)
         assert {f["replica"] for f in report["failures"]} == {2}
         parts = {tuple(part) for step in job.steps() for part in step["trained"]}
     assert {start // POSITIONS for start, _ in parts} == set(range(16))
