@@ -64,6 +64,12 @@ TIMEOUTS: dict[str, Timeout] = {
         meaning="the first epoch waits for all replicas, then for minReplicas only",
         where="`coordinator.startTimeoutSeconds`, `--start-timeout` of the coordinator",
     ),
+    "look_again": Timeout(
+        name="a newcomer's look",
+        default=5.0,
+        meaning="a newcomer that waits for a run to begin looks for a newer checkpoint. One that waited while"
+        " everything was lost is given that time, and the silence timeout to say what it saw",
+    ),
     "silence_timeout": Timeout(
         name="silence-timeout",
         default=5.0,
@@ -167,6 +173,11 @@ TIMEOUTS: dict[str, Timeout] = {
         name="the launcher's patience",
         default=30.0,
         meaning="a crashed command whose launcher is told of no new attempt ends its container",
+    ),
+    "launcher_import": Timeout(
+        name="the launcher's wait for imports",
+        default=120.0,
+        meaning="an interpreter that waits has to have imported what it is to, or the command starts without it",
     ),
     # the operator
     "termination_grace": Timeout(
@@ -288,6 +299,12 @@ RULES: tuple[Rule, ...] = (
         others=("start_timeout", "stall_timeout"),
         strictly=True,
         reason="the coordinator finds out who hangs, not a watchdog inside a replica",
+    ),
+    Rule(
+        name="rank_start_timeout",
+        others=("launcher_import",),
+        factor=2,
+        reason="a rank that starts without the interpreter that was to import for it still comes in time",
     ),
     Rule(
         name="straggler_grace",

@@ -12,7 +12,16 @@ from fthsdp_operator.api import Failure, Job, ReplicaState, ReplicaStatus, RuleA
 from fthsdp_operator.observed.observe import Hold, Observed, PodView
 from fthsdp_operator.rules import failure_rules
 
-__all__ = ["HELD", "STALLED", "expires_at", "held", "is_late", "overdue", "stalled", "waiting"]
+__all__ = [
+    "HELD",
+    "STALLED",
+    "expires_at",
+    "held",
+    "is_late",
+    "overdue",
+    "stalled",
+    "waiting",
+]
 
 STALLED = 300.0
 """Seconds after which what a replica waits for is said to need somebody: machines that are ordered come in minutes."""

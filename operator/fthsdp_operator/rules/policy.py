@@ -128,7 +128,7 @@ def _crashed(job: Job, failure: Failure, crash: Crash) -> Failure:
         update={
             "container": job.spec.template["spec"]["containers"][0]["name"],
             "exit_code": crash.exit_code,
-            "reason": "Error",
+            "reason": "OOMKilled" if crash.oom_killed else "Error",
             "message": words[-MESSAGE_LIMIT:],
         }
     )

@@ -197,8 +197,8 @@ def _group(job: Job, observed: Observed, entry: ReplicaStatus, now: float, *, ov
         return Group(entry=entry, actions=(*stale, *_useless(observed, entry)))
     if over and entry.state in (*_WAITING, ReplicaState.SUSPENDED):
         away = now if entry.state is ReplicaState.SUSPENDED else entry.away_since
-        late = {"state": ReplicaState.FAILED, "next_restart_time": None, "away_since": away}
-        return Group(entry=entry.model_copy(update=late))
+        never = {"state": ReplicaState.FAILED, "next_restart_time": None, "away_since": away}
+        return Group(entry=entry.model_copy(update=never))
     if entry.state is ReplicaState.SUSPENDED:
         running = (pod for pod in observed.pods_of(entry.index) if not pod.over)
         return Group(entry=entry, actions=delete(running, "its replica starts again when all have stopped"))

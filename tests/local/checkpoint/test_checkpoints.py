@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 import shutil
@@ -28,17 +29,26 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, d
     return root, said[0]
 
 
+@pytest.fixture(scope="module")
+def read(written) -> Callable[..., list[dict[str, object]]]:
+    """What the ranks of a replica that loads it say; each replica loads it once."""
+    root, _ = written
+    return functools.cache(lambda ranks, sharded: run(tasks.read, root, sharded, ranks=ranks))
+
+
 @pytest.mark.parametrize(("ranks", "sharded"), [(1, False), (1, True), (2, True), (4, True)])
-def test_a_checkpoint_of_two_ranks_is_the_same_bit_by_bit_in_any_number(written, ranks: int, sharded: bool) -> None:
-    root, said = written
-    for rank in run(tasks.read, root, sharded, ranks=ranks):
+def test_a_checkpoint_of_two_ranks_is_the_same_bit_by_bit_in_any_number(
+    written, read, ranks: int, sharded: bool
+) -> None:
+    _, said = written
+    for rank in read(ranks, sharded):
         assert rank["stored"] == said["stored"]
         assert (rank["step"], rank["sampler"], rank["user"]) == (3, {"next": 30}, 0.5)
 
 
-def test_a_loaded_replica_trains_on_bit_by_bit(written) -> None:
-    root, said = written
-    for rank in run(tasks.read, root):
+def test_a_loaded_replica_trains_on_bit_by_bit(written, read) -> None:
+    _, said = written
+    for rank in read(2, True):
         assert rank["later"] == said["later"]
         assert rank["later"] != rank["stored"]
 
@@ -78,10 +88,8 @@ def test_torch_alone_loads_model_and_optimizer(written, ranks: int) -> None:
         assert {name: state[name] for name in ours} == {name: said["stored"][name] for name in ours}
 
 
-def test_all_ranks_of_all_replicas_get_the_same_digest(written) -> None:
-    root, _ = written
-    two, four = run(tasks.read, root), run(tasks.read, root, ranks=4)
-    assert len({rank["digest"] for rank in two + four}) == 1
+def test_all_ranks_of_all_replicas_get_the_same_digest(read) -> None:
+    assert len({rank["digest"] for rank in read(2, True) + read(4, True)}) == 1
 
 
 def test_nothing_is_unpickled_to_write_or_to_read(tmp_path: Path) -> None:

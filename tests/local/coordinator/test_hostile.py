@@ -51,17 +51,10 @@ def open_leader(process: Any, replica: int, attempt: int) -> socket.socket:
     return sock
 
 
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({"key": b"x" * 32}, "the server does not hold this job's key"),
-        ({"job": "other"}, "this is job 'job', not 'other'"),
-    ],
-)
-def test_a_leader_of_another_job_is_refused_for_good(
-    process: Any, leaders: list[Any], leader: Make, options: dict[str, Any], reason: str
-) -> None:
-    assert leader(process.address, 1, 1, **options).refusal() == reason
+def test_a_leader_of_another_job_is_refused_for_good(process: Any, leaders: list[Any], leader: Make) -> None:
+    thief, stranger = leader(process.address, 1, 1, key=b"x" * 32), leader(process.address, 1, 1, job="other")
+    assert thief.refusal() == "the server does not hold this job's key"
+    assert stranger.refusal() == "this is job 'job', not 'other'"
     process.ends_undisturbed(leaders)
 
 
@@ -86,74 +79,71 @@ def test_a_key_thief_without_the_key_gets_no_further_than_its_proof(process: Any
     process.ends_undisturbed(leaders)
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"GET / HTTP/1.1\r\n\r\n",
-        b"\x00\x00\x00\x02[]",
-        b"\x00\x00\x00\x05nonse",
-        b"\x00\x00\xea\x60" + b"[" * 60_000,
-        b"\xff\xff\xff\xff",
-        struct.pack("!I", 70_000),
-    ],
-    ids=["http", "no object", "no json", "nested", "huge", "larger than a hello"],
-)
-def test_garbage_is_dropped(process: Any, leaders: list[Any], data: bytes) -> None:
-    sock = dial(process)
-    sock.sendall(data)
-    assert is_closed(sock)
+GARBAGE = {
+    "http": b"GET / HTTP/1.1\r\n\r\n",
+    "no object": b"\x00\x00\x00\x02[]",
+    "no json": b"\x00\x00\x00\x05nonse",
+    "nested": b"\x00\x00\xea\x60" + b"[" * 60_000,
+    "huge": b"\xff\xff\xff\xff",
+    "larger than a hello": struct.pack("!I", 70_000),
+}
+
+
+def test_garbage_is_dropped(process: Any, leaders: list[Any]) -> None:
+    for what, data in GARBAGE.items():
+        sock = dial(process)
+        sock.sendall(data)
+        assert is_closed(sock), what
     process.ends_undisturbed(leaders)
 
 
-@pytest.mark.parametrize(
-    ("details", "purpose", "reason"),
-    [
-        ({}, "rail", "a coordinator talks to leaders and operators, not to 'rail'"),
-        ({}, "leader", "a leader's hello needs the numbers of its replica and its attempt"),
-        ({"replica": "0", "attempt": True}, "leader", "a leader's hello needs the numbers"),
-    ],
-)
-def test_a_hello_that_makes_no_sense_is_refused(
-    process: Any, leaders: list[Any], details: dict[str, Any], purpose: str, reason: str
-) -> None:
-    with pytest.raises(Refused, match=reason):
-        open_blocking(process.address, KEY, job="job", purpose=purpose, details=details, timeout=30)
+SENSELESS = [
+    ({}, "rail", "a coordinator talks to leaders and operators, not to 'rail'"),
+    ({}, "leader", "a leader's hello needs the numbers of its replica and its attempt"),
+    ({"replica": "0", "attempt": True}, "leader", "a leader's hello needs the numbers"),
+]
+
+
+def test_a_hello_that_makes_no_sense_is_refused(process: Any, leaders: list[Any]) -> None:
+    for details, purpose, reason in SENSELESS:
+        with pytest.raises(Refused, match=reason):
+            open_blocking(process.address, KEY, job="job", purpose=purpose, details=details, timeout=30)
     process.ends_undisturbed(leaders)
 
 
-@pytest.mark.parametrize(
-    "frame",
-    [
-        {"kind": "hello", "replica": 0, "attempt": 0, "addresses": ["h:1"]},
-        {"kind": "state", "state": {}},
-        {"kind": "status-request"},
-        {"kind": "nonsense"},
-        {},
-    ],
-    ids=["somebody else's hello", "no hello", "an operator's question", "unknown kind", "empty"],
-)
-def test_a_leader_that_does_not_begin_with_its_own_hello_is_dropped(
-    process: Any, leaders: list[Any], frame: dict[str, Any]
-) -> None:
-    sock = open_leader(process, 1, 7)
-    send_frame(sock, frame)
-    assert is_closed(sock)
+NO_HELLO: dict[str, dict[str, Any]] = {
+    "somebody else's hello": {"kind": "hello", "replica": 0, "attempt": 0, "addresses": ["h:1"]},
+    "no hello": {"kind": "state", "state": {}},
+    "an operator's question": {"kind": "status-request"},
+    "unknown kind": {"kind": "nonsense"},
+    "empty": {},
+}
+
+
+def test_a_leader_that_does_not_begin_with_its_own_hello_is_dropped(process: Any, leaders: list[Any]) -> None:
+    for what, frame in NO_HELLO.items():
+        sock = open_leader(process, 1, 7)
+        send_frame(sock, frame)
+        assert is_closed(sock), what
     process.ends_undisturbed(leaders)
 
 
-@pytest.mark.parametrize(
-    "frame",
-    [{"kind": "state", "state": {"epoch": "many"}}, {"kind": "exited", "replica": 0}, {"kind": "bye"}, {"kind": 3}],
-)
-def test_a_leader_that_talks_nonsense_later_loses_its_connection_only(
-    process: Any, leaders: list[Any], frame: dict[str, Any]
-) -> None:
-    sock = open_leader(process, 1, 0)
+NONSENSE: list[dict[str, Any]] = [
+    {"kind": "state", "state": {"epoch": "many"}},
+    {"kind": "exited", "replica": 0},
+    {"kind": "bye"},
+    {"kind": 3},
+]
+
+
+def test_a_leader_that_talks_nonsense_later_loses_its_connection_only(process: Any, leaders: list[Any]) -> None:
     hello = Hello(replica=1, attempt=0, addresses=("h1.0:1",), state=leaders[1].state)
-    send_frame(sock, hello.model_dump(mode="json"))
-    send_frame(sock, frame)
-    assert is_closed(sock)
-    # The real leader, whose place this connection had taken, comes back by itself.
+    for frame in NONSENSE:
+        sock = open_leader(process, 1, 0)
+        send_frame(sock, hello.model_dump(mode="json"))
+        send_frame(sock, frame)
+        assert is_closed(sock), frame
+    # The real leader, whose place these connections had taken, comes back by itself.
     process.ends_undisturbed(leaders)
 
 
@@ -178,7 +168,7 @@ def test_half_open_connections_keep_nobody_out(process: Any, leaders: list[Any],
 
 
 def test_a_leader_that_never_reads_is_no_hindrance(coordinator: Make, leader: Make) -> None:
-    process = coordinator(replicas=2)
+    process = coordinator("--silence-timeout", "2", replicas=2)
     deaf = open_leader(process, 1, 0)
     send_frame(deaf, Hello(replica=1, attempt=0, addresses=("h1.0:1",), state=READY).model_dump(mode="json"))
     other = leader(process.address, 0)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.local.coordinator.conftest import KEY, Process
 from tests.local.waiting import wait_for
+
+from fthsdp.coordinator.client import OperatorClient
+from fthsdp.coordinator.messages import Verdict
 
 DEADLINE = 40.0
 CHILD = Path(__file__).with_name("child.py")
@@ -40,11 +44,13 @@ class Container:
         fresh.write_text(str(attempt))
         fresh.replace(self.attempts)
 
-    def run(self, *command: str, patience: float | None = None, **env: str) -> subprocess.Popen[str]:
-        """Start a launcher with this command."""
-        launcher = ["fthsdp.launcher"] if patience is None else ["tests.local.launcher.patience", str(patience)]
+    def run(
+        self, *command: str, unusual: Mapping[str, float] | None = None, under: Sequence[str] = (), **env: str
+    ) -> subprocess.Popen[str]:
+        """Start a launcher with this command; ``unusual`` as there, ``under`` a command that becomes the launcher."""
+        launcher = ["fthsdp.launcher"] if unusual is None else ["tests.local.launcher.unusual", json.dumps(unusual)]
         process = subprocess.Popen(
-            [sys.executable, "-m", *launcher, "--", *command],
+            [*under, sys.executable, "-m", *launcher, "--", *command],
             env={
                 **os.environ,
                 "FTHSDP_ATTEMPT": "0",
@@ -65,9 +71,9 @@ class Container:
         self._started.append(process)
         return process
 
-    def child(self, *what: str, patience: float | None = None) -> subprocess.Popen[str]:
+    def child(self, *what: str, unusual: Mapping[str, float] | None = None, **env: str) -> subprocess.Popen[str]:
         """Start a launcher whose command does this, attempt by attempt."""
-        return self.run(sys.executable, str(CHILD), str(self.births), *what, patience=patience)
+        return self.run(sys.executable, str(CHILD), str(self.births), *what, unusual=unusual, **env)
 
     def born(self, count: int) -> list[dict[str, Any]]:
         """Wait until this many have been born, and return them."""
@@ -92,16 +98,39 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
     return process.returncode, errors
 
 
+def below(launcher: int) -> list[int]:
+    """Return what runs right below a launcher."""
+    return [int(pid) for pid in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()]
+
+
 def template_of(launcher: int) -> int:
     """Wait for the interpreter that waits below a launcher to be ready, and return its number."""
 
     def look() -> int | None:
-        for pid in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split():
-            if Path(f"/proc/{pid}/comm").read_text().strip() == "fthsdp-template":
-                return int(pid)
-        return None
+        names = {pid: Path(f"/proc/{pid}/comm").read_text().strip() for pid in below(launcher)}
+        return next((pid for pid, name in names.items() if name == "fthsdp-template"), None)
 
     return wait_for("the interpreter that waits", look, seconds=DEADLINE)
+
+
+def heard(coordinator: Process) -> Verdict:
+    """Wait for the one verdict that the operator will hear."""
+
+    async def ask() -> tuple[Verdict, ...]:
+        client = OperatorClient(coordinator.address, KEY, job="job")
+        try:
+            return (await client.status()).verdicts
+        finally:
+            await client.close()
+
+    (verdict,) = wait_for("a verdict", lambda: asyncio.run(ask()) or None, seconds=DEADLINE)
+    return verdict
+
+
+def at(container: Container, coordinator: Process) -> dict[str, str]:
+    """Return what tells a launcher of this coordinator."""
+    container.key.write_bytes(KEY)
+    return {"FTHSDP_COORDINATOR": coordinator.address, "FTHSDP_JOB": "job"}
 
 
 @pytest.fixture
@@ -111,6 +140,15 @@ def container(tmp_path: Path) -> Iterator[Container]:
     container.close()
 
 
+@pytest.fixture
+def coordinator(tmp_path: Path) -> Iterator[Process]:
+    folder = tmp_path / "coordinator"
+    folder.mkdir()
+    process = Process(folder)
+    yield process
+    process.kill()
+
+
 @pytest.fixture(params=["cold", "warm"])
 def either(container: Container, request: pytest.FixtureRequest) -> Container:
     """A container without and with an interpreter that waits: for the command that makes no difference."""
@@ -118,4 +156,4 @@ def either(container: Container, request: pytest.FixtureRequest) -> Container:
     return container
 
 
-__all__ = ["CHILD", "DEADLINE", "Container", "ended", "signal", "template_of"]
+__all__ = ["CHILD", "DEADLINE", "Container", "at", "below", "ended", "heard", "template_of"]

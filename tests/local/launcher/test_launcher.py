@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.local.launcher.conftest import DEADLINE, Container, ended, template_of
+from tests.local.launcher.conftest import DEADLINE, Container, below, ended, template_of
 from tests.local.waiting import ends, wait_for
 
 pytestmark = pytest.mark.local
@@ -26,19 +26,9 @@ def test_a_command_that_does_not_exist_is_named(container: Container) -> None:
     assert (code, errors) == (127, "fthsdp: the command no-such-command: No such file or directory\n")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "env", "words"),
-    [
-        ([], {}, "the command is missing"),
-        (["true"], {"FTHSDP_ATTEMPT_FILE": ""}, "FTHSDP_ATTEMPT_FILE is not set"),
-        (["true"], {"FTHSDP_ATTEMPT": "x"}, "FTHSDP_ATTEMPT='x' is not a whole number of at least 0"),
-    ],
-)
-def test_bad_input_is_one_sentence(container: Container, arguments: list[str], env: dict[str, str], words: str) -> None:
-    code, errors = ended(container.run(*arguments, **env))
-    assert code == 2
-    assert words in errors
-    assert errors.count("\n") == 1
+def test_bad_input_is_one_sentence(container: Container) -> None:
+    code, errors = ended(container.run())
+    assert (code, errors) == (2, "fthsdp: python -m fthsdp.launcher -- COMMAND …: the command is missing\n")
 
 
 def test_a_crashed_command_is_started_again_for_each_new_attempt(either: Container) -> None:
@@ -57,30 +47,17 @@ def test_a_crashed_command_is_started_again_for_each_new_attempt(either: Contain
     assert (how in errors) is bool(either.preload)
 
 
-@pytest.mark.parametrize("what", ["wait", "deaf", "nursery"])
-def test_a_new_attempt_takes_the_place_of_a_command_that_runs(either: Container, what: str) -> None:
-    launcher = either.child(what, "wait")
-    (old,) = either.born(1)
+def test_a_new_attempt_takes_the_place_of_a_command_that_runs_or_is_frozen_and_of_what_it_left(
+    either: Container,
+) -> None:
+    either.child("nursery", "nursery", "wait")
+    either.born(1)
     either.says(1)
-    new = either.born(2)[1]
-    assert not Path(f"/proc/{old['pid']}").exists()
-    if old["orphan"] is not None:
-        assert not Path(f"/proc/{old['orphan']}").exists()
-    os.kill(new["pid"], signal.SIGTERM)
+    os.kill(either.born(2)[1]["pid"], signal.SIGSTOP)
     either.says(2)
-    assert either.born(3)[2]["attempt"] == 2
-    launcher.terminate()
-    assert ended(launcher)[0] == 9
-
-
-def test_a_frozen_command_is_replaced_too(either: Container) -> None:
-    launcher = either.child("wait")
-    (old,) = either.born(1)
-    os.kill(old["pid"], signal.SIGSTOP)
-    either.says(1)
-    assert either.born(2)[1]["attempt"] == 1
-    assert not Path(f"/proc/{old['pid']}").exists()
-    launcher.kill()
+    *old, new = either.born(3)
+    assert new["attempt"] == 2
+    assert not any(Path(f"/proc/{it[who]}").exists() for it in old for who in ("pid", "orphan"))
 
 
 def test_what_a_crashed_command_leaves_goes_with_it(container: Container) -> None:
@@ -99,22 +76,22 @@ def test_nothing_outlives_a_launcher_that_is_killed(either: Container) -> None:
     assert all(ends(pid, seconds=DEADLINE) for pid in (child["pid"], *waiting))
 
 
-@pytest.mark.parametrize("text", ["", "x", "-1", "0", "1" * 10, "1 2", "\0", "²"])
-def test_what_is_no_newer_number_changes_nothing(container: Container, text: str) -> None:
+def test_what_is_no_newer_number_changes_nothing(container: Container) -> None:
     launcher = container.child("wait", "0")
     container.born(1)
-    container.says(text)
-    time.sleep(0.3)  # three looks at the file
-    assert len(container.born(1)) == 1
+    for text in ("0", "1 2", "-1"):
+        container.says(text)
+        time.sleep(0.2)  # two looks at the file
     container.attempts.unlink()
     time.sleep(0.2)
+    assert len(container.born(1)) == 1
     container.says(1)
     assert ended(launcher)[0] == 0
 
 
 def test_a_crash_of_which_nobody_hears_ends_the_container_as_it_would_have_ended(either: Container) -> None:
     began = time.monotonic()
-    code, errors = ended(either.child("crash", patience=0.5))
+    code, errors = ended(either.child("crash", unusual={"patience": 0.5}))
     assert (code, errors) == (7, "it breaks\n")
     assert time.monotonic() - began > 0.5
 
@@ -161,6 +138,20 @@ def test_told_to_stop_after_a_crash_it_ends_at_once_as_the_command_did(either: C
     assert ends(child["pid"], seconds=DEADLINE)
     launcher.terminate()
     assert ended(launcher)[0] == 7
+
+
+def test_a_command_that_is_being_started_hears_that_it_is_to_stop(container: Container) -> None:
+    launcher = container.child("wait", unusual={"fork_takes": 0.5})
+    wait_for("the fork", lambda: below(launcher.pid) or None, seconds=DEADLINE)
+    launcher.terminate()
+    assert ended(launcher)[0] == 143
+    assert container.births.read_text() == ""
+
+
+def test_a_command_ignores_no_signal_that_it_would_not_ignore_without_a_launcher(container: Container) -> None:
+    launcher = container.run("grep", "SigIgn", "/proc/self/status")
+    out, _ = launcher.communicate(timeout=DEADLINE)
+    assert int(out.split()[1], 16) == 0
 
 
 def test_told_to_stop_before_anything_runs_it_ends_with_143(container: Container, tmp_path: Path) -> None:

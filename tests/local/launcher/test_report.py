@@ -2,50 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
+import socket
 import sys
+import threading
 from collections.abc import Iterator
-from pathlib import Path
+from contextlib import contextmanager, suppress
 
 import pytest
-from tests.local.coordinator.conftest import KEY, Process
-from tests.local.launcher.conftest import DEADLINE, Container, ended
-from tests.local.waiting import wait_for
+from tests.local.coordinator.conftest import Process
+from tests.local.launcher.conftest import DEADLINE, Container, at, ended, heard
+from tests.local.waiting import ends
 
-from fthsdp.coordinator.client import OperatorClient
-from fthsdp.coordinator.messages import Cause, Verdict
+from fthsdp.coordinator.messages import Cause
 
 pytestmark = pytest.mark.local
-
-
-@pytest.fixture
-def coordinator(tmp_path: Path) -> Iterator[Process]:
-    folder = tmp_path / "coordinator"
-    folder.mkdir()
-    process = Process(folder)
-    yield process
-    process.kill()
-
-
-def heard(coordinator: Process) -> Verdict:
-    """Wait for the one verdict that the operator will hear."""
-
-    async def ask() -> tuple[Verdict, ...]:
-        client = OperatorClient(coordinator.address, KEY, job="job")
-        try:
-            return (await client.status()).verdicts
-        finally:
-            await client.close()
-
-    (verdict,) = wait_for("a verdict", lambda: asyncio.run(ask()) or None, seconds=DEADLINE)
-    return verdict
-
-
-def at(container: Container, coordinator: Process) -> dict[str, str]:
-    container.key.write_bytes(KEY)
-    return {"FTHSDP_COORDINATOR": coordinator.address, "FTHSDP_JOB": "job"}
 
 
 def test_a_crash_is_told_with_pod_exit_code_and_last_words(either: Container, coordinator: Process) -> None:
@@ -62,28 +34,61 @@ def test_a_crash_is_told_with_pod_exit_code_and_last_words(either: Container, co
     assert ended(launcher)[0] == 1
 
 
-def test_a_process_that_was_killed_is_told_of_too(either: Container, coordinator: Process) -> None:
-    launcher = either.run(
-        sys.executable, str(Path(__file__).with_name("child.py")), str(either.births), "wait", **at(either, coordinator)
-    )
-    os.kill(either.born(1)[0]["pid"], signal.SIGKILL)
+def test_a_process_that_was_killed_is_told_of_too_and_started_again(container: Container, coordinator: Process) -> None:
+    container.child("wait", **at(container, coordinator))
+    os.kill(container.born(1)[0]["pid"], signal.SIGKILL)
     crash = heard(coordinator).crash
     assert crash is not None
-    assert crash.exit_code == 137
-    either.says(1)
-    assert either.born(2)[1]["attempt"] == 1
-    launcher.kill()
+    assert (crash.exit_code, crash.oom_killed) == (137, False)
+    container.says(1)
+    assert container.born(2)[1]["attempt"] == 1
 
 
-def test_a_crash_is_told_again_until_there_is_a_coordinator(container: Container, coordinator: Process) -> None:
-    os.kill(coordinator.popen.pid, signal.SIGSTOP)
-    launcher = container.run(sys.executable, "-c", "raise SystemExit(3)", **at(container, coordinator))
-    with pytest.raises(Exception, match="timed out"):
-        launcher.communicate(timeout=3)
-    os.kill(coordinator.popen.pid, signal.SIGCONT)
-    crash = heard(coordinator).crash
-    assert crash is not None
-    assert crash.exit_code == 3
+def test_a_crash_is_told_until_there_is_a_coordinator_and_again_when_it_is_another_one(
+    container: Container, coordinator: Process
+) -> None:
+    coordinator.kill()
+    launcher = container.child("crash", **at(container, coordinator))
+    (child,) = container.born(1)
+    assert ends(child["pid"], seconds=DEADLINE)
+    for _ in range(2):
+        another = Process(coordinator.folder, port=coordinator.port)
+        try:
+            crash = heard(another).crash
+            assert crash is not None
+            assert crash.exit_code == 7
+        finally:
+            another.kill()
+    assert launcher.poll() is None
+
+
+def test_a_coordinator_whose_answer_never_ends_keeps_no_attempt_waiting(container: Container) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        container.coordinator = f"127.0.0.1:{server.getsockname()[1]}"
+        launcher = container.child("crash", "0")
+        server.settimeout(DEADLINE)
+        connection, _ = server.accept()
+        with connection, drip(connection):
+            container.says(1)
+            assert ended(launcher)[0] == 0
+
+
+@contextmanager
+def drip(connection: socket.socket) -> Iterator[None]:
+    """Announce a frame and send it byte by byte, slowly, and yet so that nobody calls it silence."""
+    over = threading.Event()
+
+    def send() -> None:
+        with suppress(OSError):
+            connection.sendall((1000).to_bytes(4, "big"))
+            while not over.wait(0.5):
+                connection.sendall(b" ")
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    yield
+    over.set()
+    thread.join()
 
 
 def test_with_the_wrong_key_the_container_ends_at_once(container: Container, coordinator: Process) -> None:

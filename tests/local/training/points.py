@@ -140,7 +140,7 @@ class Linger:
     until: Path
     first: float = 0.1
     """Seconds for which the first of them waits."""
-    growth: float = 1.5
+    growth: float
     """How much longer each takes than the one before."""
 
     def __call__(self, rank: int) -> None:

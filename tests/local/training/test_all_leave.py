@@ -23,7 +23,13 @@ def job(folder: Path, *, every: int = 1000, least: int = 1, spares: int = 0, gra
     }
     arguments = brief(steps=STEPS, compute=0.02)
     return Job(
-        folder, arguments=arguments, environment=environment, min_replicas=least, spares=spares, lingers_after=12
+        folder,
+        arguments=arguments,
+        environment=environment,
+        min_replicas=least,
+        spares=spares,
+        lingers_after=12,
+        growth=1.5,
     )
 
 
@@ -73,13 +79,17 @@ def test_a_replica_that_dies_while_all_leave_costs_nothing(tmp_path: Path) -> No
         assert [start["step"] for start in report["starts"]] == [0, left]
 
 
-def test_one_that_leaves_alone_writes_nothing(tmp_path: Path) -> None:
+def test_one_that_is_told_to_stop_alone_leaves_at_a_boundary_and_writes_nothing(tmp_path: Path) -> None:
     with running(job(tmp_path)) as run:
         run.wait_for_step(3)
-        run.signal(1, signal.SIGTERM)
+        run.signal(1, signal.SIGTERM, rank=1)
         assert [run.exit_code(1, rank=rank) for rank in range(2)] == [0, 0]
         run.wait_for_step(7)
         assert not (tmp_path / "checkpoints").exists()
+        report = run.finish()
+        assert_sound(report, steps=STEPS)
+        assert report["failures"] == []
+        assert all(step["outcome"] == "normal" for step in run.steps())
 
 
 def test_a_checkpoint_that_is_due_where_all_leave_is_written_once(tmp_path: Path) -> None:

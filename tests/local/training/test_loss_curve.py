@@ -26,7 +26,9 @@ def test_a_loss_curve_with_a_failure_ends_within_the_noise_of_one_without(tmp_pa
     with running(Job(tmp_path / "smooth", ranks=1, arguments=arguments)) as job:
         assert_sound(job.finish(), steps=STEPS)
         smooth = curve(job)
-    with running(Job(tmp_path / "broken", ranks=1, arguments=arguments, lingers_after=STEPS - 15 - WINDOW)) as job:
+    with running(
+        Job(tmp_path / "broken", ranks=1, arguments=arguments, lingers_after=STEPS - 15 - WINDOW, growth=1.5)
+    ) as job:
         job.wait_for_step(8)
         job.replace(2)
         report = job.finish()

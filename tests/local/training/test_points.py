@@ -59,7 +59,7 @@ def test_a_joiner_that_is_killed_while_it_catches_up_disturbs_nobody_and_comes_a
     tmp_path: Path, point: str, rank: int
 ) -> None:
     kill = Kill(point=point, step=BEFORE_TRAINING, rank=rank, marker=tmp_path / "reached")
-    arguments = brief(steps=18, compute=0.02)
+    arguments = brief(steps=36, compute=0.02)
     with running(Job(tmp_path, arguments=arguments, trouble={(2, 1): kill}, lingers_after=5)) as job:
         job.wait_for_step(2)
         job.kill(2)
@@ -67,8 +67,8 @@ def test_a_joiner_that_is_killed_while_it_catches_up_disturbs_nobody_and_comes_a
         wait_for(f"the {point} of replica 2", kill.marker.exists)
         job.replace(2, attempt=1)
         report = job.finish()
-        assert_sound(report, steps=18)
-        assert_computed_once(job, (0, 1), steps=18)
+        assert_sound(report, steps=36)
+        assert_computed_once(job, (0, 1), steps=36)
         assert [(f["replica"], f["attempt"]) for f in report["failures"]] == [(2, 0), (2, 1)]
         assert [(j["replica"], j["attempt"]) for j in report["joins"]] == [(2, 2)]
         assert not job.passes(2, attempt=2)[0] <= 2

@@ -11,26 +11,26 @@ pytestmark = pytest.mark.local
 
 
 def test_a_constant_batch_stays_whole_from_the_step_in_which_a_replica_dies(tmp_path: Path) -> None:
-    arguments = (*brief(steps=18, compute=0.02), "--batch-size", "4", "--micro-batch-size", "1")
+    arguments = (*brief(steps=36, compute=0.02), "--batch-size", "4", "--micro-batch-size", "1")
     environment = {"FTHSDP_BATCH_POLICY": "Constant"}
     with running(Job(tmp_path, ranks=1, arguments=arguments, environment=environment, lingers_after=5)) as job:
         job.wait_for_step(3)
         job.replace(1)
         report = job.finish()
-        assert_sound(report, steps=18)
+        assert_sound(report, steps=36)
         steps = job.steps()
     assert {step["total_samples"] for step in steps} == {12}
     assert (0, 2) in {tuple(step["contributors"]) for step in steps}
-    assert report["samples"] == {"trained": 18 * 12, "duplicated": 0, "missing": 0, "pending": 0}
+    assert report["samples"] == {"trained": 36 * 12, "duplicated": 0, "missing": 0, "pending": 0}
 
 
 def test_who_catches_up_replays_the_learning_rates_of_the_steps_that_were_smaller(tmp_path: Path) -> None:
-    arguments, environment = brief(steps=18, compute=0.02), {"FTHSDP_LR_POLICY": "Sqrt"}
+    arguments, environment = brief(steps=36, compute=0.02), {"FTHSDP_LR_POLICY": "Sqrt"}
     with running(Job(tmp_path, ranks=1, arguments=arguments, environment=environment, lingers_after=5)) as job:
         job.wait_for_step(3)
         job.replace(1)
         report = job.finish()
-        assert_sound(report, steps=18)
+        assert_sound(report, steps=36)
     assert [(join["replica"], join["attempt"]) for join in report["joins"]] == [(1, 1)]
     assert report["joins"][0]["replayed_steps"] >= 1
 

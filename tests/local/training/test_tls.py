@@ -17,16 +17,16 @@ pytestmark = pytest.mark.local
 
 def test_a_replica_is_killed_and_catches_up_under_tls(authority: Authority, tmp_path: Path) -> None:
     environment = {"FTHSDP_TLS_DIR": str(authority.issue(tmp_path / "tls"))}
-    arguments = brief(steps=40, compute=0.05)
+    arguments = brief(steps=36, compute=0.05)
     with running(
-        Job(tmp_path / "job", replicas=2, arguments=arguments, environment=environment, lingers_after=20)
+        Job(tmp_path / "job", replicas=2, arguments=arguments, environment=environment, lingers_after=5)
     ) as job:
         job.wait_for_step(5)
         with pytest.raises(Refused, match="TLS is on here, and the hello came without it"):
             open_blocking(f"127.0.0.1:{job.port}", b"0123456789abcdef" * 4, job="test", purpose="operator", timeout=20)
         job.replace(1)
         report = job.finish()
-        assert_sound(report, steps=40)
+        assert_sound(report, steps=36)
         assert [failure["replica"] for failure in report["failures"]] == [1]
         assert {job.exit_code(0), job.exit_code(1, attempt=1)} == {0}
         assert job.exit_code(1) == -signal.SIGKILL

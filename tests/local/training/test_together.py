@@ -15,7 +15,7 @@ pytestmark = pytest.mark.local
 
 
 def test_the_coordinator_and_a_replica_die_together_and_both_come_back(tmp_path: Path) -> None:
-    with running(Job(tmp_path, arguments=brief(steps=18, compute=0.02), lingers_after=5)) as job:
+    with running(Job(tmp_path, arguments=brief(steps=36, compute=0.02), lingers_after=5)) as job:
         job.wait_for_step(3)
         job.kill_coordinator()
         job.kill(1)
@@ -23,8 +23,8 @@ def test_the_coordinator_and_a_replica_die_together_and_both_come_back(tmp_path:
         job.start_replica(1, attempt=1)
         job.wait_for_active(1, attempt=1)
         report = job.finish()
-        assert_sound(report, steps=18)
-        assert_computed_once(job, (0, 2), steps=18)
+        assert_sound(report, steps=36)
+        assert_computed_once(job, (0, 2), steps=36)
         assert [(f["replica"], f["attempt"]) for f in report["failures"]] == [(1, 0)]
         assert [(j["replica"], j["attempt"]) for j in report["joins"]] == [(1, 1)]
 
@@ -32,7 +32,7 @@ def test_the_coordinator_and_a_replica_die_together_and_both_come_back(tmp_path:
 def test_a_run_of_which_everything_is_killed_goes_on_from_its_newest_checkpoint(tmp_path: Path) -> None:
     checkpoints = {"FTHSDP_CHECKPOINT_PATH": str(tmp_path / "checkpoints"), "FTHSDP_CHECKPOINT_EVERY": "4"}
     with running(
-        Job(tmp_path, arguments=brief(steps=20, compute=0.02), environment=checkpoints, lingers_after=9)
+        Job(tmp_path, arguments=brief(steps=20, compute=0.02), environment=checkpoints, lingers_after=9, growth=1.5)
     ) as job:
         job.wait_for_step(9)
         job.kill_coordinator()

@@ -159,13 +159,13 @@ def _pods(world: World) -> list[Manifest]:
     return sorted(pods, key=name_of)
 
 
-def _exit(code: int, reason: str = "") -> Callable[[World, Fault], None]:
+def _exit(code: int) -> Callable[[World, Fault], None]:
     def act(world: World, fault: Fault) -> None:
         running = _processes(world)
         if running:
             process = running[fault.number % len(running)]
             world.gave_up |= code == 0
-            world.nodes.ends_with(process, code, reason)
+            world.nodes.ends_with(process, code)
 
     return act
 
@@ -175,6 +175,15 @@ def _crash(world: World, fault: Fault) -> None:
     running = _processes(world)
     if running:
         world.nodes.command_ends(running[fault.number % len(running)], 1)
+
+
+def _out_of_memory(world: World, fault: Fault) -> None:
+    """The kernel kills the container as a whole; or, on a machine that is set up so, only what it runs."""
+    running = _processes(world)
+    if running:
+        whole, place = divmod(fault.number, len(running))
+        ends = world.nodes.ends_with if whole % 2 else world.nodes.command_ends
+        ends(running[place], 137, "OOMKilled")
 
 
 def _delete_pod(what: str, grace: int | None = None) -> Callable[[World, Fault], None]:
@@ -441,7 +450,7 @@ _ACTS: dict[Kind, Callable[[World, Fault], None]] = {
     Kind.EXIT: _exit(1),
     Kind.EXIT_WITH_ZERO: _exit(0),
     Kind.CONFIG_ERROR: _exit(EXIT_CONFIG),
-    Kind.OUT_OF_MEMORY: _exit(137, "OOMKilled"),
+    Kind.OUT_OF_MEMORY: _out_of_memory,
     Kind.DELETE_POD: _delete_pod("a user deletes it"),
     Kind.FORCE_DELETE: _delete_pod("a user deletes it by force", grace=0),
     Kind.DELETE_GROUP: _delete_group,

@@ -223,12 +223,12 @@ class Nodes:
 
     # --- launchers ---
 
-    def command_ends(self, process: Process, code: int) -> None:
+    def command_ends(self, process: Process, code: int, reason: str = "") -> None:
         """What a container runs ends; a launcher stays, and tells of it, where that may help."""
         if not process.launched or process.told or code in (0, EXIT_CONFIG):
-            self.ends_with(process, code)
+            self.ends_with(process, code, reason)
         elif process.alive and process.crashed is None:
-            process.crashed, process.ended = code, (code, "Error", "")
+            process.crashed, process.ended = code, (code, reason or "Error", "")
             self._world.note(f"what {process.pod} runs ends with {code}")
             self._world.training.ended(process)
             self._world.after(self._world.random.choice([0.05, 0.05, 2.0]), self._world.training.tell_crash, process)

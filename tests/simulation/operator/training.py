@@ -30,6 +30,8 @@ START = 600.0
 """Seconds after which the run begins with as many as there are."""
 RETRY = 2.0
 """Seconds between two attempts to reach the coordinator."""
+AGAIN = 4.0
+"""Seconds after which a launcher tells of a crash again."""
 
 Who = tuple[int, int]
 """Replica and attempt."""
@@ -177,7 +179,9 @@ class Coordinator:
         newest = -1 if known is None else known.attempt
         vague = known is not None and known.cause is Cause.CONNECTION_LOST
         if (peer is None or peer.attempt <= attempt) and (newest < attempt or (vague and newest == attempt)):
-            self._judge(replica, attempt, Cause.EXITED, Crash(pod=process.index, exit_code=process.crashed))
+            oom = process.ended[1] == "OOMKilled"
+            crash = Crash(pod=process.index, exit_code=process.crashed, oom_killed=oom)
+            self._judge(replica, attempt, Cause.EXITED, crash)
 
     def lose(self, replica: int, attempt: int, cause: Cause) -> None:
         """Take somebody out for good, who is refused from now on."""
@@ -363,7 +367,7 @@ class Training:
             self.world.after(HANGS, self._found_hanging, group)
 
     def tell_crash(self, process: Process) -> None:
-        """A launcher tells the coordinator of a crash, again and again until it is heard."""
+        """A launcher tells the coordinator of a crash, again and again: one that has heard it may forget it."""
         if not process.alive or process.crashed is None or self.stands_still(process):
             return
         there = self.reached()
@@ -371,6 +375,7 @@ class Training:
             self.world.after(RETRY, self.tell_crash, process)
         else:
             there.crashed(process)
+            self.world.after(AGAIN, self.tell_crash, process)
 
     def stands_still(self, process: Process) -> bool:
         """Everything in its container is frozen."""

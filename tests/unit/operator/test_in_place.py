@@ -88,6 +88,20 @@ def test_a_crash_in_place_reads_as_if_the_container_had_ended() -> None:
     asyncio.run(story())
 
 
+def test_a_process_that_was_killed_for_its_memory_reads_as_a_container_that_was_and_gets_new_pods() -> None:
+    async def story() -> None:
+        world = World(job())
+        await world.train()
+        world.launcher_says("r2-a0-1", 137, oom_killed=True)
+        await world.settle()
+        assert of_replica_2(world) == NEW
+        why = entry(world).last_failure
+        assert why is not None
+        assert (why.pod, why.container, why.exit_code, why.reason) == (f"{NAME}-r2-a0-1", "train", 137, "OOMKilled")
+
+    asyncio.run(story())
+
+
 @pytest.mark.parametrize(("container", "state"), [(None, JobState.FAILED), ("train", JobState.FAILED), ("other", None)])
 def test_rules_by_exit_code_hear_of_a_crash_in_place(container: str | None, state: JobState | None) -> None:
     async def story() -> None:

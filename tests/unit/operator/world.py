@@ -210,7 +210,7 @@ class World:
         phase = "Succeeded" if code == 0 else "Failed"
         self.pod(name)["status"] |= {"phase": phase, "containerStatuses": [container]}
 
-    def launcher_says(self, name: str, code: int, *, words: str = "") -> None:
+    def launcher_says(self, name: str, code: int, *, words: str = "", oom_killed: bool = False) -> None:
         """The command of a pod ended, and its launcher, whose container runs on, has told the coordinator."""
         assert self.coordinator is not None
         labels = self.pod(name)["metadata"]["labels"]
@@ -220,7 +220,7 @@ class World:
             attempt=attempt,
             cause=Cause.EXITED,
             reason=f"a training process ended with exit code {code}",
-            crash=Crash(pod=index, exit_code=code, words=words),
+            crash=Crash(pod=index, exit_code=code, words=words, oom_killed=oom_killed),
         )
         others = tuple(it for it in self.coordinator.replicas if (it.replica, it.attempt) != (replica, attempt))
         heard = {"replicas": others, "verdicts": (*self.coordinator.verdicts, verdict)}

@@ -9,7 +9,7 @@ import pytest
 
 from fthsdp import group, vote
 from fthsdp.catchup import shelf
-from fthsdp.coordinator import client, server
+from fthsdp.coordinator import client, server, start
 from fthsdp.coordinator.client import LeaderClient
 from fthsdp.coordinator.events import MembershipSettings
 from fthsdp.errors import ConfigError
@@ -27,6 +27,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "timeouts.md"
 def in_the_code() -> dict[str, float]:
     ring = FtarSettings()
     return MembershipSettings(replicas=1, min_replicas=1).times | {
+        "look_again": start.LOOK_AGAIN,
         "farewell_timeout": server.FAREWELL_TIMEOUT,
         "keepalive_interval": ring.keepalive_interval,
         "ring_silence_timeout": ring.silence_timeout,
@@ -40,6 +41,7 @@ def in_the_code() -> dict[str, float]:
         "group_timeout": vote.FOR_EVER.total_seconds(),
         "termination_grace": kubelet.DEFAULT_GRACE,
         "launcher_patience": supervisor.PATIENCE,
+        "launcher_import": supervisor.IMPORT_TIMEOUT,
         "straggler_grace": replicas.STRAGGLER_GRACE,
         "coordinator_linger": plan.COORDINATOR_LINGER,
         "early_exit_grace": policy.EARLY_EXIT_GRACE,

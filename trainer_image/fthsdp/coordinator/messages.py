@@ -414,6 +414,8 @@ class Crash(_Model):
     """128 + n for signal n."""
     words: str = Field(default="", max_length=LONGEST_STACK)
     """The last ones on its standard error."""
+    oom_killed: bool = False
+    """The kernel has killed it, since the container had no memory left."""
 
 
 class Exited(_Model):

@@ -7,11 +7,22 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["NOT_EXECUTABLE", "NOT_FOUND", "Undying", "adopt_orphans", "bury", "code_of", "kill", "kill_below", "spawn"]
+__all__ = [
+    "NOT_EXECUTABLE",
+    "NOT_FOUND",
+    "Undying",
+    "adopt_orphans",
+    "bury",
+    "code_of",
+    "fork",
+    "kill",
+    "kill_below",
+    "spawn",
+]
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -39,28 +50,54 @@ def adopt_orphans() -> None:
 
 
 def spawn(argv: Sequence[str], env: Mapping[str, str], *, stderr: int, keep: Collection[int] = ()) -> int:
-    """Start a command that dies with us and return its process number. We have to have no other thread.
+    """Start a command that dies with us and return its process number.
 
     It gets ``stderr`` as its standard error, and the descriptors ``keep`` under their own numbers. A command that
     cannot be started ends with 126 or 127 after a sentence.
     """
-    parent = os.getpid()
-    pid = os.fork()
-    if pid:
-        return pid
-    code = NOT_EXECUTABLE
-    try:
-        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() == parent:
+
+    def become() -> int:
+        try:
             os.dup2(stderr, 2)
             for descriptor in keep:
                 os.set_inheritable(descriptor, True)
             os.execvpe(argv[0], list(argv), dict(env))  # noqa: S606 (the command is the job's own)
-    except OSError as error:
-        code = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
-        os.write(2, f"fthsdp: the command {argv[0]}: {error.strerror}\n".encode())
+        except OSError as error:
+            os.write(2, f"fthsdp: the command {argv[0]}: {error.strerror}\n".encode())
+            return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
+
+    return fork(become)
+
+
+def fork(work: Callable[[], int]) -> int:
+    """Make a child that dies with us, does this work and ends with the code that it returns; return its number.
+
+    We have to have no other thread. No handler of ours runs in the child: a signal for it would be taken there, and
+    what it is to become would never hear of it.
+    """
+    parent = os.getpid()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    pid = os.fork()
+    if pid:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        return pid
+    code = NOT_EXECUTABLE
+    try:
+        _forget_handlers()
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() == parent:
+            code = work()
     finally:
         os._exit(code)
+
+
+def _forget_handlers() -> None:
+    """Let signals do here what they do in a new process: also those that Python ignores, as only it does."""
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)) or number in (signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_DFL)
 
 
 def code_of(status: int) -> int:

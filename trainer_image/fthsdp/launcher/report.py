@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,12 +11,15 @@ from fthsdp.errors import ConfigError, FthsdpError, Refused, WireError
 from fthsdp.tls import Tls
 from fthsdp.wire import open_blocking, receive_frame, send_frame
 
-__all__ = ["Crash", "Report", "Telling", "tell"]
+__all__ = ["Crash", "Report", "keep_telling", "tell"]
 
 TIMEOUT = 2.0
 """Seconds for one attempt to tell it, and for each answer."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
 """Seconds between attempts; doubled each time."""
+AGAIN = 4.0
+"""Seconds after which it is told again though it was heard: a coordinator that is restarted before the operator has
+asked it knows nothing of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +33,8 @@ class Crash:
     """The last ones on its standard error."""
     time: float
     """Unix time in seconds."""
+    oom_killed: bool = False
+    """The kernel has killed it, since the container had no memory left."""
 
 
 Report = Callable[[Crash], None]
@@ -62,45 +66,37 @@ def tell(env: Mapping[str, str]) -> Report:
 
 
 def _exited(env: Mapping[str, str], crash: Crash) -> dict[str, object]:
+    why = ", killed for its memory" if crash.oom_killed else ""
     return {
         "kind": "exited",
         "replica": int(env[REPLICA]),
         "attempt": crash.attempt,
-        "reason": f"a training process ended with exit code {crash.code}",
+        "reason": f"a training process ended with exit code {crash.code}{why}",
         "detected": crash.time,
-        "crash": {"pod": int(env.get(POD_INDEX, "0")), "exit_code": crash.code, "words": crash.words},
+        "crash": {
+            "pod": int(env.get(POD_INDEX, "0")),
+            "exit_code": crash.code,
+            "words": crash.words,
+            "oom_killed": crash.oom_killed,
+        },
     }
 
 
-class Telling:
-    """Tells of one crash, again and again until it is heard, in a thread of its own."""
+def keep_telling(report: Report, crash: Crash) -> str:
+    """Tell of a crash, again and again; return why nobody will ever hear of it.
 
-    def __init__(self, report: Report, crash: Crash) -> None:
-        self._report, self._crash = report, crash
-        self._over = threading.Event()
-        self.in_vain = ""
-        """Why nobody will ever hear it; empty while somebody may."""
-        self._thread = threading.Thread(target=self._tell, name="fthsdp-crash", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End the thread: after this there is none."""
-        self._over.set()
-        self._thread.join()
-
-    def _tell(self) -> None:
-        pause = FIRST_PAUSE
-        while not self._over.is_set():
-            began = time.monotonic()
-            try:
-                self._report(self._crash)
-                return
-            except (Refused, ConfigError) as error:
-                self.in_vain = str(error)
-                return
-            except (WireError, OSError):
-                self._over.wait(max(0.0, pause - (time.monotonic() - began)))
-                pause = min(2 * pause, LONGEST_PAUSE)
-            except FthsdpError as error:
-                self.in_vain = str(error)
-                return
+    No answer says that the operator knows: that shows when it ends us, with a new attempt.
+    """
+    pause = FIRST_PAUSE
+    while True:
+        began = time.monotonic()
+        try:
+            report(crash)
+            pause, wait = FIRST_PAUSE, AGAIN
+        except (Refused, ConfigError) as error:
+            return str(error)
+        except (WireError, OSError):
+            pause, wait = min(2 * pause, LONGEST_PAUSE), pause
+        except FthsdpError as error:
+            return str(error)
+        time.sleep(max(0.0, wait - (time.monotonic() - began)))

@@ -23,6 +23,7 @@ from types import FrameType
 from fthsdp.exit_codes import EXIT_CONFIG, EXIT_TERMINATED
 from fthsdp.launcher.attempts import environment_of, read_attempt
 from fthsdp.launcher.command import program_of
+from fthsdp.launcher.memory import oom_kills
 from fthsdp.launcher.processes import (
     NOT_EXECUTABLE,
     NOT_FOUND,
@@ -30,18 +31,22 @@ from fthsdp.launcher.processes import (
     adopt_orphans,
     bury,
     code_of,
+    fork,
     kill,
     kill_below,
     spawn,
 )
-from fthsdp.launcher.report import Crash, Report, Telling
+from fthsdp.launcher.report import Crash, Report, keep_telling
 from fthsdp.launcher.warm import Waiting
 from fthsdp.launcher.words import LastWords
 
-__all__ = ["PATIENCE", "Settings", "Supervisor"]
+__all__ = ["IMPORT_TIMEOUT", "PATIENCE", "Settings", "Supervisor"]
 
 PATIENCE = 30.0
 """Seconds for which a crashed command may be started again here; then the container ends, as it would have at once."""
+IMPORT_TIMEOUT = 120.0
+"""Seconds in which the interpreter that waits has to have imported everything; one that has not is frozen, or waits for
+something in vain, and the command starts without it."""
 POLL = 0.1
 """Seconds between two looks at the file with the attempt."""
 _PASSED_ON = (0, EXIT_CONFIG, NOT_EXECUTABLE, NOT_FOUND)
@@ -64,12 +69,15 @@ class Settings:
     preload: tuple[str, ...] = ()
     """What a waiting interpreter has imported; none is kept where empty."""
     patience: float = PATIENCE
+    import_timeout: float = IMPORT_TIMEOUT
 
 
 class Supervisor:
     """Runs the command; ``run`` is called once, in the only thread there is."""
 
     def __init__(self, settings: Settings, *, report: Report) -> None:
+        self._signals: list[int] = []
+        self._wakeup = self._listen()
         adopt_orphans()
         self._settings = settings
         self._report = report
@@ -78,19 +86,19 @@ class Supervisor:
         self._child: int | None = None
         self._due = True
         """The child has to be started as soon as that is possible."""
+        self._oom_kills = 0
+        """Of this container when the child was started."""
         self._stopping = False
-        self._signals: list[int] = []
         self._code = 0
         """Of the child that crashed."""
-        self._telling: Telling | None = None
+        self._telling: int | None = None
+        """Process that tells of the crash."""
         self._deadline = 0.0
         self._waiting = self._interpreter()
-        self._wakeup = _wakes_up()
+        self._ready_by = time.monotonic() + settings.import_timeout
 
     def run(self) -> int:
         """Run the command until the container has to end, and return its exit code; nothing is left below us."""
-        for number in _FORWARDED:
-            signal.signal(number, self._hear)
         try:
             while (code := self._step()) is None:
                 self._wait()
@@ -103,6 +111,17 @@ class Supervisor:
             self._words.drain()
             if self._waiting is not None:
                 self._waiting.channel.close()
+
+    def _listen(self) -> int:
+        """Take signals from now on; return a descriptor that becomes readable when one arrives, or a child ends."""
+        reader, writer = os.pipe()
+        os.set_blocking(reader, False)
+        os.set_blocking(writer, False)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for number in _FORWARDED:
+            signal.signal(number, self._hear)
+        return reader
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         self._signals.append(number)
@@ -120,16 +139,8 @@ class Supervisor:
         self._look_for_a_new_attempt()
         if self._due:
             self._start()
-        return self._code if self._waits_in_vain() else None
-
-    def _waits_in_vain(self) -> bool:
-        """Nobody will start the command again here, or nobody did for long enough."""
-        if self._telling is None:
-            return False
-        if self._telling.in_vain:
-            _say(f"the crash is told to nobody: {self._telling.in_vain}")
-            return True
-        return time.monotonic() >= self._deadline
+        waits_in_vain = self._telling is not None and time.monotonic() >= self._deadline
+        return self._code if waits_in_vain else None
 
     def _stopped(self) -> int | None:
         """We were told to stop: what runs was told too, and nothing is started any more."""
@@ -163,6 +174,8 @@ class Supervisor:
             pid, status = ended
             if pid == self._child:
                 code = self._ended(code_of(status))
+            elif pid == self._telling:
+                code = self._code  # nobody will ever start the command again here
             elif self._waiting is not None and pid == self._waiting.pid:
                 self._go_cold(f"it ended with exit code {code_of(status)}")
         return code
@@ -175,10 +188,16 @@ class Supervisor:
         self._code = code
         if self._stopping or code in _PASSED_ON:
             return code
-        crash = Crash(attempt=self._attempt, code=code, words=words, time=time.time())
-        self._telling = Telling(self._report, crash)
+        out_of_memory = code == 128 + signal.SIGKILL and oom_kills() > self._oom_kills
+        crash = Crash(attempt=self._attempt, code=code, words=words, time=time.time(), oom_killed=out_of_memory)
+        self._telling = fork(lambda: self._tell(crash))
         self._deadline = time.monotonic() + self._settings.patience
         return None
+
+    def _tell(self, crash: Crash) -> int:
+        """Tell of a crash, in a process of its own: it may hang, and is killed when it is not needed any more."""
+        _say(f"the crash is told to nobody: {keep_telling(self._report, crash)}")
+        return 1
 
     def _look_for_a_new_attempt(self) -> None:
         newest = read_attempt(self._settings.attempts)
@@ -186,23 +205,24 @@ class Supervisor:
             return
         kill_below(spare=self._spared)
         self._words.drain()
-        self._child = None
-        if self._telling is not None:
-            self._telling.stop()
-            self._telling = None
+        self._child = self._telling = None
         self._attempt, self._due = newest, True
 
     # --- starting -----------------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
         """Start the child; not yet while the interpreter that is to make it still imports."""
-        env = environment_of(self._settings.env, self._attempt, born=self._settings.born)
-        if self._waiting is not None:
-            if not self._waiting.ready:
+        if self._waiting is not None and not self._waiting.ready:
+            if time.monotonic() < self._ready_by:
                 return
+            self._go_cold(f"it has not imported everything within {self._settings.import_timeout:g} s")
+        env = environment_of(self._settings.env, self._attempt, born=self._settings.born)
+        self._oom_kills = oom_kills()
+        if self._waiting is not None:
             self._child = self._waiting.fork(env)
             if self._child is None:
                 self._go_cold(self._waiting.why)
+                kill_below()  # what it may have made without telling us
         if self._waiting is None:
             self._child = spawn(self._settings.command, env, stderr=self._words.writer)
         self._due = False
@@ -241,16 +261,6 @@ def _next_end() -> tuple[int, int] | None:
         if pid:
             return pid, status
     return None
-
-
-def _wakes_up() -> int:
-    """Return a descriptor that becomes readable when a signal arrives, that of a child's end included."""
-    reader, writer = os.pipe()
-    os.set_blocking(reader, False)
-    os.set_blocking(writer, False)
-    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    return reader
 
 
 def _say(text: str) -> None:
