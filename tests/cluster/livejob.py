@@ -167,6 +167,26 @@ class LiveJob:
         log = self.on("logs", f"{self.name}-coordinator", "--tail=400")
         return int(re.findall(r"the run starts from the checkpoint of step (\d+)", log)[-1])
 
+    def steps_seen_by(self, replica: int, *, since: str) -> list[tuple[str, int]]:
+        """Return when a replica saw which step become final, also while there was no coordinator to tell.
+
+        Times are as Kubernetes writes them, in UTC, and can be compared as text. Of the replicas that contribute to a
+        step the lowest one prints it.
+        """
+        log = self.on("logs", self.pod(replica), "--timestamps", f"--since-time={since}").splitlines()
+        found = [re.fullmatch(r"(\S+) step (\d+)  .*", line) for line in log]
+        return [(it[1], int(it[2])) for it in found if it]
+
+    def trains_without_coordinator(self, steps: int = 3) -> None:
+        """Wait until replica 0 has seen that many further steps become final."""
+        log = ("logs", "--follow", "--tail=0", self.pod(0), "--namespace", self.namespace)
+        with self.kubectl.watch(*log) as seen:
+            seen.wait_for(
+                lambda _: sum(line.startswith("step ") for line in seen.lines) >= steps,
+                f"{steps} further steps are final",
+                timeout=STEPS,
+            )
+
     def trains_on(self, steps: int = 2) -> Object:
         """Wait until that many further steps are final, and return the status then."""
         goal = self.step() + steps

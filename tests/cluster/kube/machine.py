@@ -16,7 +16,7 @@ from typing import IO
 from tests.cluster.kube.binaries import build_missing, missing_programs, program_folder
 from tests.cluster.kube.control_plane import start_control_plane
 from tests.cluster.kube.hardware import MachineHardware
-from tests.cluster.kube.images import build_image, pause_archive
+from tests.cluster.kube.images import PROJECT, build_image, pause_archive
 from tests.cluster.kube.kubectl import Kubectl
 from tests.cluster.kube.layout import NODES, Layout
 from tests.cluster.kube.node import CNI_FOLDERS, CNI_PLUGINS, import_image, start_node
@@ -78,21 +78,21 @@ class MachineCluster:
         """The command for this cluster."""
         return Kubectl(program=program_folder() / "kubectl", kubeconfig=self.kubeconfig)
 
-    def operator_image(self) -> str:
+    def operator_image(self, source: Path = PROJECT) -> str:
         """Build the operator's image and give it to the nodes."""
-        return self._provide("operator")
+        return self._provide("operator", source)
 
-    def training(self) -> Training:
+    def training(self, source: Path = PROJECT) -> Training:
         """Build the trainer's image and give it to the nodes."""
-        return mounted_training(self._provide("trainer"), shared=self.layout.shared)
+        return mounted_training(self._provide("trainer", source), shared=self.layout.shared)
 
     @property
     def hardware(self) -> MachineHardware:
         """Its cables and processes."""
         return MachineHardware(layout=self.layout, programs=program_folder())
 
-    def _provide(self, target: str) -> str:
-        image = build_image(target)
+    def _provide(self, target: str, source: Path) -> str:
+        image = build_image(target, source)
         for node in self.layout.nodes:
             imported = node.folder / image.archive.name
             if not imported.exists():
