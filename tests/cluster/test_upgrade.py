@@ -75,7 +75,7 @@ class Crowd:
     """What could be seen of the job whose pods are as people have them."""
 
     pods: dict[str, Object]
-    """While it trained."""
+    """When all of them ran."""
     shared_memory: int
     """Bytes of /dev/shm of one of them."""
     status: Object
@@ -108,7 +108,9 @@ def run(cluster: Cluster, source: Path) -> Iterator[Run]:
             error.add_note(diagnosis(kubectl, JOB, CROWDED))
             raise
         finally:
-            kubectl("delete", "fthsdp", "--all", "--namespace", NAMESPACE, "--timeout=60s")
+            here = ("--all", "--namespace", NAMESPACE)
+            kubectl("delete", "fthsdp", *here, "--timeout=60s")
+            kubectl("delete", "pods", *here, "--grace-period=0", "--force")
         wait_until_left(kubectl, namespaces=NAMESPACES, expected=empty | {DEFINITION})
         yield seen
 
@@ -136,7 +138,7 @@ def live_through(cluster: Cluster, helm: Helm, source: Path, empty: Inventory) -
     checked = helm.test(RELEASE)
     look()
     kubectl.apply(crowded(cluster.training(), a_worker(kubectl), FEW, interface=interface_of(cluster)))
-    crowd.until(trains_in_full, f"{CROWDED} trains in full", timeout=STARTED)
+    until(lambda: running(crowd.pods()), f"the pods of {CROWDED} run", timeout=STARTED)
     there = crowd.pods()
     memory = "import os; it = os.statvfs('/dev/shm'); print(it.f_frsize * it.f_blocks)"
     shared = int(crowd.on("exec", crowd.pod(0), "--container", "trainer", "--", "python3", "-c", memory))
@@ -147,7 +149,7 @@ def live_through(cluster: Cluster, helm: Helm, source: Path, empty: Inventory) -
             pass
     group = {name for name in job.pods() if "-r1-" in name}
     look()
-    status = crowd.until(lambda status: status.get("state") == "Complete", "it is complete", timeout=NOTICED)
+    status = crowd.until(lambda status: status.get("state") == "Complete", "it is complete", timeout=STARTED)
     until(lambda: not crowd.pods(), "no proxy runs on", timeout=NOTICED)
     steps = crowd.steps(lines=400)
     helm.rollback(RELEASE, 1)
@@ -173,6 +175,11 @@ def lasting(job: Object) -> Object:
     """Return the example as a job of two replicas of two pods, of which one is enough."""
     job["spec"] |= {"replicas": 2, "minReplicas": 1, "podsPerReplica": 2, "retainFailedPods": 0}
     return job
+
+
+def running(pods: dict[str, Object]) -> bool:
+    """Return whether two replicas of two pods run."""
+    return [pod["status"]["phase"] for pod in pods.values()] == ["Running"] * 4
 
 
 def operators_of(kubectl: Kubectl) -> int:

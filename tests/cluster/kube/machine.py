@@ -7,8 +7,10 @@ import os
 import shutil
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import IO
@@ -18,7 +20,7 @@ from tests.cluster.kube.control_plane import start_control_plane
 from tests.cluster.kube.hardware import MachineHardware
 from tests.cluster.kube.images import PROJECT, build_image, pause_archive
 from tests.cluster.kube.kubectl import Kubectl
-from tests.cluster.kube.layout import NODES, Layout
+from tests.cluster.kube.layout import NODES, Layout, NodeLayout
 from tests.cluster.kube.node import CNI_FOLDERS, CNI_PLUGINS, import_image, start_node
 from tests.cluster.kube.shell import ClusterError, until
 from tests.cluster.kube.teardown import leftovers, tear_down
@@ -93,12 +95,16 @@ class MachineCluster:
 
     def _provide(self, target: str, source: Path) -> str:
         image = build_image(target, source)
-        for node in self.layout.nodes:
-            imported = node.folder / image.archive.name
-            if not imported.exists():
-                import_image(node, image.archive)
-                imported.touch()
+        with ThreadPoolExecutor() as side_by_side:
+            list(side_by_side.map(partial(_import_once, image.archive), self.layout.nodes))
         return image.name
+
+
+def _import_once(archive: Path, node: NodeLayout) -> None:
+    imported = node.folder / archive.name
+    if not imported.exists():
+        import_image(node, archive)
+        imported.touch()
 
 
 @contextmanager
