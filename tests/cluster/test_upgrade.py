@@ -156,8 +156,11 @@ def live_through(cluster: Cluster, helm: Helm, source: Path, empty: Inventory) -
     operators.append(operators_of(kubectl))
     look()
     helm.uninstall(RELEASE)
-    ours = {it for it in everything(kubectl) - empty if it[1] != NAMESPACE}
-    assert ours == {DEFINITION}
+    until(
+        lambda: {it for it in everything(kubectl) - empty if it[1] != NAMESPACE} == {DEFINITION},
+        "nothing but the definition is left of the release",
+        timeout=NOTICED,
+    )
     assert not kubectl.items("leases", "--namespace", SYSTEM)
     look()
     return Run(

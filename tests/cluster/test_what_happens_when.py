@@ -416,8 +416,7 @@ def test_a_node_is_unplugged(job: LiveJob, stage: Stage, hardware: Hardware) -> 
         after = job.until(lambda status: is_free(status, node, *there), "that costs nothing", timeout=NOTICED)
     assert outage.meanwhile > 0
     assert node not in placed(job).values()
-    for replica in there:
-        assert outage.restarts(replica) == 1
+    for replica in there:  # the scheduler may have sent it there again: it hears of the loss later than the operator
         assert entry_of(after, replica).get("recentRestarts") == entry_of(outage.before, replica).get("recentRestarts")
     log = ("logs", "--follow", "--tail=400", f"{JOB}-coordinator", "--namespace", NAMESPACE)
     with job.kubectl.watch(*log) as seen:
