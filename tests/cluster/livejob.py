@@ -167,6 +167,24 @@ class LiveJob:
         log = self.on("logs", f"{self.name}-coordinator", "--tail=400")
         return int(re.findall(r"the run starts from the checkpoint of step (\d+)", log)[-1])
 
+    def times_of_steps(self, *, since: str) -> list[str]:
+        """Return when replica 0 has seen steps become final, as Kubernetes writes times in UTC: they compare as text.
+
+        Of the replicas that contribute to a step the lowest one prints it, whoever can read that just then.
+        """
+        log = self.on("logs", self.pod(0), "--timestamps", f"--since-time={since}").splitlines()
+        return [found[1] for line in log if (found := re.match(r"(\S+) step \d+  ", line))]
+
+    def trains_without_coordinator(self, steps: int = 3) -> None:
+        """Wait until replica 0 has seen that many further steps become final."""
+        log = ("logs", "--follow", "--tail=0", self.pod(0), "--namespace", self.namespace)
+        with self.kubectl.watch(*log) as seen:
+            seen.wait_for(
+                lambda _: sum(line.startswith("step ") for line in seen.lines) >= steps,
+                f"{steps} further steps are final",
+                timeout=STEPS,
+            )
+
     def trains_on(self, steps: int = 2) -> Object:
         """Wait until that many further steps are final, and return the status then."""
         goal = self.step() + steps

@@ -67,6 +67,8 @@ class Run:
     nodes: set[str]
     notes: str
     """What helm install said."""
+    checked: str
+    """What helm test said."""
     told: str
     """What ``fthsdp report`` said."""
     fetched: dict[str, str | int]
@@ -88,7 +90,8 @@ def run(cluster: Cluster, helm: Helm) -> Run:
     try:
         notes = helm.install(RELEASE, CHART, values)
         installed = everything(kubectl)
-        seen = train(cluster, example(training, ARGUMENTS), notes)
+        checked = helm.test(RELEASE)
+        seen = train(cluster, example(training, ARGUMENTS), notes, checked)
     except Exception as error:
         error.add_note(diagnosis(kubectl, JOB))
         raise
@@ -114,7 +117,7 @@ def fetch_report(cluster: Cluster) -> tuple[str, dict[str, str | int]]:
         return done.stdout, {f.name: f.stat().st_size if f.suffix == ".png" else f.read_text() for f in files}
 
 
-def train(cluster: Cluster, manifest: Object, notes: str) -> Run:
+def train(cluster: Cluster, manifest: Object, notes: str, checked: str) -> Run:
     """Start the job, delete a pod once all replicas train, and wait until the job is complete."""
     kubectl = cluster.kubectl
     here = ("--namespace", NAMESPACE)
@@ -152,6 +155,7 @@ def train(cluster: Cluster, manifest: Object, notes: str) -> Run:
             events=kubectl.items("events", *here),
             nodes={node["metadata"]["name"] for node in kubectl.items("nodes")},
             notes=notes,
+            checked=checked,
         )
 
 
@@ -176,6 +180,11 @@ def replica_statuses(run: Run) -> list[Object]:
 
 def test_the_install_tells_the_next_command(run: Run) -> None:
     assert "kubectl apply -f examples/tiny-llama.yaml" in run.notes
+
+
+def test_what_is_installed_passes_the_charts_own_test(run: Run) -> None:
+    assert f"{RELEASE}-operator-test" in run.checked
+    assert "Succeeded" in run.checked
 
 
 def test_the_job_ran_on_two_nodes(run: Run) -> None:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -25,11 +26,13 @@ from tests.cluster.livejob import LiveJob, entry_of, state_of, trains_in_full
 from tests.cluster.stage import (
     NAMESPACE,
     RELEASE,
-    SYSTEM,
+    another_acts,
     diagnosis,
     example,
     helm_and_namespaces,
     image_values,
+    no_new_pods,
+    refused_by_quota,
 )
 
 pytestmark = pytest.mark.cluster
@@ -56,6 +59,8 @@ runpy.run_module("fthsdp.recipes.tiny_llama", run_name="__main__", alter_sys=Tru
 MEMORY = "1Gi"
 CUT_OFF = 20.0
 """Seconds in which all connections to a node are given up, and everybody on the other side is silent for too long."""
+AWAY = 60.0
+"""Seconds for which there is no API server."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,7 +311,7 @@ def test_a_replica_finds_no_node(job: LiveJob, stage: Stage) -> None:
     assert outage.restarts(2) == 1
 
 
-def replace_coordinator(job: LiveJob) -> None:
+def delete_coordinator(job: LiveJob) -> None:
     before = job.status()["coordinator"]
     delete_pods(job, f"{JOB}-coordinator")
     job.until(
@@ -314,25 +319,36 @@ def replace_coordinator(job: LiveJob) -> None:
             status["coordinator"]["starts"] == before["starts"] + 1
             and status["coordinator"].get("podUid", before["podUid"]) != before["podUid"]
         ),
-        "another coordinator starts",
+        "another coordinator is on its way",
     )
+
+
+def replace_coordinator(job: LiveJob) -> None:
+    delete_coordinator(job)
     job.wait_for_coordinator()
 
 
-def test_the_coordinator_is_deleted(job: LiveJob) -> None:
+def test_the_coordinator_is_deleted(job: LiveJob, stage: Stage) -> None:
     before, untouched = job.status(), job.pods_of(0, 1, 2)
-    replace_coordinator(job)
+    with cordoned(stage.kubectl, *workers(stage.kubectl)):
+        delete_coordinator(job)
+        job.trains_without_coordinator(steps=5)
+        assert trains_in_full(job.status())
+    job.wait_for_coordinator()
     assert attempts(job.trains_on(steps=5)) == attempts(before)
     job.until(trains_in_full, "it counts all of them")
     assert job.pods_of(0, 1, 2) == untouched
 
 
 def test_the_operator_is_deleted_while_it_restarts_a_replica(job: LiveJob) -> None:
-    with job.outage(2) as outage:
-        delete_pods(job, job.pod(2))
-        job.until(lambda status: trains_less(status, 2), "the operator has begun")
-        operator = f"--selector=app.kubernetes.io/instance={RELEASE}"
-        job.kubectl("delete", "pods", operator, "--namespace", SYSTEM, "--grace-period=0", "--force")
+    with job.outage(2) as outage, no_new_pods(job.kubectl):
+        old = job.pod(2)
+        delete_pods(job, old)
+        job.until(refused_by_quota, "it has made room, and put nothing there", timeout=NOTICED)
+        with another_acts(job.kubectl):
+            assert job.pods().keys() <= {old, job.pod(0), job.pod(1)}
+    assert outage.failure(2)["reason"] == "PodDeleted"
+    assert outage.attempt(2) + 1 == attempts(outage.after)[2][0]
     assert outage.restarts(2) == 1
     assert outage.meanwhile > 0
 
@@ -341,12 +357,20 @@ def trains_less(status: Object, replica: int) -> bool:
     return state_of(status, replica) not in ("Active", "")
 
 
-def test_the_api_server_restarts(job: LiveJob, hardware: Hardware) -> None:
+def test_the_api_server_restarts_after_a_minute(job: LiveJob, hardware: Hardware) -> None:
+    pod = job.pods()[job.pod(2)]
     with job.outage(2) as outage:
-        delete_pods(job, job.pod(2))
-        hardware.restart_api_server()
+        began = now()
+        with hardware.without_api_server():
+            time.sleep(AWAY)
+            failed = now()
+            hardware.crash(pod["spec"]["nodeName"], pod["metadata"]["uid"])
     assert outage.restarts(2) == 1
-    assert outage.meanwhile > 0
+    assert sum(time < failed for time in job.times_of_steps(since=began)) > AWAY / 4
+
+
+def now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def placed(job: LiveJob) -> dict[int, str]:
@@ -382,10 +406,20 @@ def node_of_replicas_only(job: LiveJob, stage: Stage) -> tuple[str, list[int]]:
 
 def test_a_node_is_unplugged(job: LiveJob, stage: Stage, hardware: Hardware) -> None:
     node, there = node_of_replicas_only(job, stage)
-    with hardware.unplugged(node), job.outage(*there) as outage:
-        pass
+    old = [(replica, entry_of(job.status(), replica)["attempt"]) for replica in there]
+    with hardware.unplugged(node):
+        with job.outage(*there) as outage:
+            pass
+        after = job.until(lambda status: is_free(status, node, *there), "that costs nothing", timeout=NOTICED)
     assert outage.meanwhile > 0
     assert node not in placed(job).values()
+    for replica in there:  # the scheduler may have sent it there again: it hears of the loss later than the operator
+        assert entry_of(after, replica).get("recentRestarts") == entry_of(outage.before, replica).get("recentRestarts")
+    log = ("logs", "--follow", "--tail=400", f"{JOB}-coordinator", "--namespace", NAMESPACE)
+    with job.kubectl.watch(*log) as seen:
+        for replica, attempt in old:
+            refused = f"refused: replica {replica} attempt {attempt} "
+            seen.wait_for(lambda line: refused in line, f"{refused}…", timeout=NOTICED)  # noqa: B023
     until(lambda: stage.ready(node), f"{node} is back", timeout=NOTICED)
     until(lambda: len(job.pods()) == 3, "what ran there is gone", timeout=NOTICED)
     job.trains_on()
@@ -413,6 +447,13 @@ def test_the_node_of_the_coordinator_is_unplugged_and_plugged_in_again(
     assert attempts(job.trains_on(steps=5)) == attempts(before)
     job.until(trains_in_full, "it counts all of them")
     assert job.pods_of(0, 1, 2) == untouched
+
+
+def is_free(status: Object, node: str, *replicas: int) -> bool:
+    """Return whether these replicas were lost with a node, and nothing is charged for it."""
+    failures = [entry_of(status, replica).get("lastFailure") or {} for replica in replicas]
+    free = ("NodeLost", "RestartReplicaFree", node)
+    return all((it.get("reason"), it.get("action"), it.get("node")) == free for it in failures)
 
 
 def test_the_kubelet_of_a_node_stops(job: LiveJob, stage: Stage, hardware: Hardware) -> None:

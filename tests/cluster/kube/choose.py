@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tests.cluster.kube.binaries import program_folder
 from tests.cluster.kube.cluster import Cluster
+from tests.cluster.kube.images import PROJECT
 from tests.cluster.kube.kind import kind_cluster, why_not_kind
 from tests.cluster.kube.kubectl import Kubectl
 from tests.cluster.kube.machine import machine_cluster, why_not_here
@@ -36,12 +37,12 @@ class GivenCluster:
     images: Mapping[str, str]
     hardware: None = None
 
-    def operator_image(self) -> str:
-        """Return the image that was given."""
+    def operator_image(self, source: Path = PROJECT) -> str:
+        """Return the image that was given, whatever the source."""
         return self.images["operator"]
 
-    def training(self) -> Training:
-        """Run scripts with the given image's own Python; it has to contain torch."""
+    def training(self, source: Path = PROJECT) -> Training:
+        """Run scripts with the given image's own Python, whatever the source; it has to contain torch."""
         return Training(image=self.images["trainer"], python="python3")
 
 

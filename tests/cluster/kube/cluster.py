@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from tests.cluster.kube.hardware import Hardware
+from tests.cluster.kube.images import PROJECT
 from tests.cluster.kube.kubectl import Kubectl
 from tests.cluster.kube.training import Training
 
@@ -27,8 +28,8 @@ class Cluster(Protocol):
     def hardware(self) -> Hardware | None:
         """What of it a test may break; None where that is not ours."""
 
-    def operator_image(self) -> str:
-        """Make the operator's image known to the nodes and return its name."""
+    def operator_image(self, source: Path = PROJECT) -> str:
+        """Make the operator's image, of this folder's code, known to the nodes and return its name."""
 
-    def training(self) -> Training:
-        """Make the trainer's image known to the nodes and return how to run a script in it."""
+    def training(self, source: Path = PROJECT) -> Training:
+        """Make the trainer's image, of this folder's code, known to the nodes and return how to run a script in it."""

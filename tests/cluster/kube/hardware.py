@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
@@ -12,6 +14,7 @@ from tests.cluster.kube.control_plane import wait_for_api_server
 from tests.cluster.kube.layout import Layout, NodeLayout
 from tests.cluster.kube.node import start_in_node
 from tests.cluster.kube.shell import ClusterError, run, start_daemon, stop_process
+from tests.cluster.kube.teardown import processes_of
 
 __all__ = ["Hardware", "MachineHardware"]
 
@@ -25,8 +28,11 @@ class Hardware(Protocol):
     def without_kubelet(self, node: str) -> AbstractContextManager[None]:
         """Kill a node's kubelet for as long as the block; its pods run on."""
 
-    def restart_api_server(self) -> None:
-        """Kill the API server, start it anew, and wait until it is ready."""
+    def without_api_server(self) -> AbstractContextManager[None]:
+        """Kill the API server for as long as the block; it is ready when that has ended."""
+
+    def crash(self, node: str, pod: str) -> None:
+        """Kill all that runs in the containers of a pod, given by its uid, without asking anybody."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,12 +61,23 @@ class MachineHardware:
         finally:
             start_in_node(self._node(node), command)
 
-    def restart_api_server(self) -> None:
+    @contextmanager
+    def without_api_server(self) -> Iterator[None]:
         """See Hardware; what it knows is in etcd, which stays."""
         pid, command = _process("kube-apiserver", f"{self.layout.keys}/ca.crt")
         stop_process(pid)
-        start_daemon(command, self.layout.logs / "kube-apiserver.log")
-        wait_for_api_server(self.layout, self.programs)
+        try:
+            yield
+        finally:
+            start_daemon(command, self.layout.logs / "kube-apiserver.log")
+            wait_for_api_server(self.layout, self.programs)
+
+    def crash(self, node: str, pod: str) -> None:
+        """See Hardware; the process that holds the pod's namespaces open stays, as when its containers crash."""
+        for pid in processes_of(node, pod):
+            with suppress(OSError):
+                if Path(f"/proc/{pid}/comm").read_text().strip() != "pause":
+                    os.kill(pid, signal.SIGKILL)
 
     def _node(self, name: str) -> NodeLayout:
         return next(node for node in self.layout.nodes if node.name == name)

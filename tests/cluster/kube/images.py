@@ -36,6 +36,7 @@ __all__ = [
     "inputs_hash",
     "pause_archive",
     "pip_settings",
+    "remove_older",
 ]
 
 PROJECT = Path(__file__).resolve().parents[3]
@@ -49,6 +50,8 @@ _BASE_IMAGE = f"localhost/fthsdp-base:{_SUITE}-1"
 _LEFT_OUT = ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/man", "usr/share/locale", "dev")
 _MOST_STORAGE = 8 << 30
 """Bytes of layers from earlier builds above which all of them are thrown away: each change of the code leaves some."""
+_KEPT = 2
+"""Archives of a target that stay: of the code as it is, and as it was before the chart was changed last."""
 _PIP_KEYS = ("index-url", "extra-index-url", "trusted-host", "proxy", "timeout", "default-timeout")
 _CERTIFICATES_IN_BUILD = "/run/secrets/certificates"
 
@@ -115,10 +118,10 @@ def _make_base(archive: Path) -> None:
         pack_image(_BASE_IMAGE, layer, ["/bin/sh"], archive)
 
 
-def build_image(target: str) -> Image:
-    """Return the image of one target of the Dockerfile, built unless this content was built before."""
+def build_image(target: str, source: Path = PROJECT) -> Image:
+    """Return the image of one target of a folder's Dockerfile, built unless this content was built before."""
     base = base_archive()
-    with build_inputs(PROJECT) as context, _locked():
+    with build_inputs(source) as context, _locked():
         digest = inputs_hash(context)
         image = Image(name=f"localhost/fthsdp-{target}:{digest}", archive=_folder() / f"{target}-{digest}.tar")
         if not image.archive.exists():
@@ -126,7 +129,8 @@ def build_image(target: str) -> Image:
             with _buildah() as buildah:
                 run(*buildah, "pull", "--quiet", f"docker-archive:{base}")
                 _build(buildah, context, target, image)
-            _remove_older(target, image.archive)
+        image.archive.touch()
+        remove_older(_folder(), target)
         return image
 
 
@@ -144,10 +148,11 @@ def _build(buildah: Sequence[str], context: Path, target: str, image: Image) -> 
     unfinished.rename(image.archive)
 
 
-def _remove_older(target: str, newest: Path) -> None:
-    for archive in _folder().glob(f"{target}-*.tar"):
-        if archive != newest:
-            archive.unlink()
+def remove_older(folder: Path, target: str) -> None:
+    """Keep the archives of a target that were made, or asked for, last."""
+    archives = sorted(folder.glob(f"{target}-*.tar"), key=lambda archive: archive.stat().st_mtime)
+    for archive in archives[:-_KEPT]:
+        archive.unlink()
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.cluster.kube.images import PROJECT
+from tests.cluster.kube.images import PROJECT, build_inputs, inputs_hash
 from tests.cluster.kube.kubectl import Kubectl
 from tests.cluster.kube.shell import ClusterError, run
 from tests.cluster.kube.training import HOST_FOLDERS, Training, make_shared, mounted_training
@@ -36,18 +36,19 @@ class KindCluster:
         """The command for this cluster."""
         return Kubectl(program=Path(shutil.which("kubectl") or "kubectl"), kubeconfig=self.kubeconfig)
 
-    def operator_image(self) -> str:
+    def operator_image(self, source: Path = PROJECT) -> str:
         """Build the operator's image and load it into the nodes."""
-        return self._provide("operator")
+        return self._provide("operator", source)
 
-    def training(self) -> Training:
+    def training(self, source: Path = PROJECT) -> Training:
         """Build the trainer's image and load it into the nodes."""
-        return mounted_training(self._provide("trainer"), shared=self.shared)
+        return mounted_training(self._provide("trainer", source), shared=self.shared)
 
-    def _provide(self, target: str) -> str:
-        name = f"fthsdp-{target}:test"
+    def _provide(self, target: str, source: Path) -> str:
         bases = [f"--build-arg={argument}={_BASE_IMAGE}" for argument in ("PYTHON_IMAGE", "TORCH_IMAGE")]
-        run("docker", "build", f"--target={target}", f"--tag={name}", *bases, PROJECT, timeout=900)
+        with build_inputs(source) as context:
+            name = f"fthsdp-{target}:{inputs_hash(context)}"
+            run("docker", "build", f"--target={target}", f"--tag={name}", *bases, context, timeout=900)
         run("kind", "load", "docker-image", name, "--name", _NAME, timeout=600)
         return name
 

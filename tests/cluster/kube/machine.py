@@ -7,8 +7,10 @@ import os
 import shutil
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import IO
@@ -16,9 +18,9 @@ from typing import IO
 from tests.cluster.kube.binaries import build_missing, missing_programs, program_folder
 from tests.cluster.kube.control_plane import start_control_plane
 from tests.cluster.kube.hardware import MachineHardware
-from tests.cluster.kube.images import build_image, pause_archive
+from tests.cluster.kube.images import PROJECT, build_image, pause_archive
 from tests.cluster.kube.kubectl import Kubectl
-from tests.cluster.kube.layout import NODES, Layout
+from tests.cluster.kube.layout import NODES, Layout, NodeLayout
 from tests.cluster.kube.node import CNI_FOLDERS, CNI_PLUGINS, import_image, start_node
 from tests.cluster.kube.shell import ClusterError, until
 from tests.cluster.kube.teardown import leftovers, tear_down
@@ -78,27 +80,31 @@ class MachineCluster:
         """The command for this cluster."""
         return Kubectl(program=program_folder() / "kubectl", kubeconfig=self.kubeconfig)
 
-    def operator_image(self) -> str:
+    def operator_image(self, source: Path = PROJECT) -> str:
         """Build the operator's image and give it to the nodes."""
-        return self._provide("operator")
+        return self._provide("operator", source)
 
-    def training(self) -> Training:
+    def training(self, source: Path = PROJECT) -> Training:
         """Build the trainer's image and give it to the nodes."""
-        return mounted_training(self._provide("trainer"), shared=self.layout.shared)
+        return mounted_training(self._provide("trainer", source), shared=self.layout.shared)
 
     @property
     def hardware(self) -> MachineHardware:
         """Its cables and processes."""
         return MachineHardware(layout=self.layout, programs=program_folder())
 
-    def _provide(self, target: str) -> str:
-        image = build_image(target)
-        for node in self.layout.nodes:
-            imported = node.folder / image.archive.name
-            if not imported.exists():
-                import_image(node, image.archive)
-                imported.touch()
+    def _provide(self, target: str, source: Path) -> str:
+        image = build_image(target, source)
+        with ThreadPoolExecutor() as side_by_side:
+            list(side_by_side.map(partial(_import_once, image.archive), self.layout.nodes))
         return image.name
+
+
+def _import_once(archive: Path, node: NodeLayout) -> None:
+    imported = node.folder / archive.name
+    if not imported.exists():
+        import_image(node, archive)
+        imported.touch()
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from pathlib import Path
 from tests.cluster.kube.layout import BRIDGE, PREFIX, Layout
 from tests.cluster.kube.shell import ClusterError, reap_daemons, run, until
 
-__all__ = ["leftovers", "tear_down"]
+__all__ = ["leftovers", "processes_of", "tear_down"]
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _DAEMONS = frozenset(
@@ -83,12 +83,18 @@ def _processes(layout: Layout) -> set[int]:
     return _in_cgroups() | set(_daemons(layout))
 
 
-def _in_cgroups() -> set[int]:
-    """Processes of pods."""
+def processes_of(node: str, pod: str) -> set[int]:
+    """Return the processes of a pod, given by its uid."""
+    return _in_cgroups(f"/{node}/", f"/pod{pod}")
+
+
+def _in_cgroups(*parts: str) -> set[int]:
+    """Processes of pods, of those whose cgroups have all of this in their names."""
     found: set[int] = set()
     for cgroup in _cgroups():
-        with suppress(OSError):
-            found.update(map(int, (cgroup / "cgroup.procs").read_text().split()))
+        if all(part in f"{cgroup}/" for part in parts):
+            with suppress(OSError):
+                found.update(map(int, (cgroup / "cgroup.procs").read_text().split()))
     return found
 
 

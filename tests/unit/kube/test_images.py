@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import tarfile
 from pathlib import Path
 
 import pytest
 from tests.cluster.kube.archive import pack_image
-from tests.cluster.kube.images import BUILD_INPUTS, PROJECT, build_inputs, inputs_hash, pip_settings
+from tests.cluster.kube.images import BUILD_INPUTS, PROJECT, build_inputs, inputs_hash, pip_settings, remove_older
 
 
 @pytest.fixture
@@ -66,6 +67,14 @@ def test_an_archive_names_its_image_and_its_command(tmp_path: Path) -> None:
         assert manifest["RepoTags"] == ["localhost/thing:1"]
         assert config["config"]["Cmd"] == ["/program"]
         assert config["rootfs"]["diff_ids"] == ["sha256:" + manifest["Layers"][0].partition("/")[0]]
+
+
+def test_the_images_that_were_asked_for_last_are_kept(tmp_path: Path) -> None:
+    for asked, name in enumerate(("operator-1.tar", "operator-3.tar", "operator-2.tar", "trainer-1.tar")):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (asked, asked))
+    remove_older(tmp_path, "operator")
+    assert {path.name for path in tmp_path.iterdir()} == {"operator-2.tar", "operator-3.tar", "trainer-1.tar"}
 
 
 def read(archive: tarfile.TarFile, name: str) -> bytes:
