@@ -232,9 +232,9 @@ def _add_operator(commands: Commands) -> None:
 
 
 def _operator(chosen: argparse.Namespace) -> int:
-    kubeconfig = _kubeconfig(chosen.kubeconfig)
-    lease = _lease(chosen, in_cluster=kubeconfig is None)
-    from fthsdp_operator.kube.requests import Access
+    in_cluster = chosen.kubeconfig is None and IN_CLUSTER.exists()
+    lease = _lease(chosen, in_cluster=in_cluster)
+    from fthsdp_operator.kube.requests import Access, find_kubeconfig
     from fthsdp_operator.process import handlers, logs
 
     logs.configure(logs.Level(chosen.log_level), logs.LogFormat(chosen.log_format))
@@ -242,7 +242,7 @@ def _operator(chosen: argparse.Namespace) -> int:
     gc.set_threshold(GARBAGE)
     asyncio.run(
         handlers.run(
-            access=Access(kubeconfig=kubeconfig),
+            access=Access(kubeconfig=None if in_cluster else find_kubeconfig(chosen.kubeconfig)),
             namespaces=chosen.namespaces,
             coordinator_image=chosen.coordinator_image,
             health_port=chosen.health_port,
@@ -255,16 +255,6 @@ def _operator(chosen: argparse.Namespace) -> int:
 
 def _coordinator_image() -> str:
     return os.environ.get(COORDINATOR_IMAGE) or f"fthsdp-operator:{_version()}"
-
-
-def _kubeconfig(given: str | None) -> str | None:
-    """Return the kubeconfig to use, or None for the pod's service account; raises ConfigError when there is neither."""
-    if given is None and IN_CLUSTER.exists():
-        return None
-    path = Path(given or os.environ.get("KUBECONFIG") or "~/.kube/config").expanduser()
-    if not path.is_file():
-        raise ConfigError(f"there is no kubeconfig at {path}: name one with --kubeconfig FILE")
-    return str(path)
 
 
 def _lease(chosen: argparse.Namespace, *, in_cluster: bool) -> Place | None:

@@ -101,7 +101,8 @@ class Avoid(SpecPart):
 
 
 class NodePolicy(SpecPart):
-    """What follows from the state of nodes. All of it needs an operator that may look at nodes."""
+    """What follows from the state of nodes. All of it needs an operator that may look at nodes, but for the avoidance
+    of those on which replicas failed."""
 
     unreachable_seconds: int = Field(default=60, ge=1, le=24 * 3600)
     """Seconds for which a node has not been Ready, after which a replica with a pod there starts again elsewhere, at no

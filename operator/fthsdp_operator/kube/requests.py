@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import ssl
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
@@ -36,7 +38,7 @@ from fthsdp_operator.cluster import (
     Unanswered,
 )
 
-__all__ = ["REQUEST_TIMEOUT", "Access", "Gone", "NotFound", "Requests", "trusting"]
+__all__ = ["Access", "Gone", "NotFound", "Requests", "find_kubeconfig", "trusting"]
 
 REQUEST_TIMEOUT = 30.0
 """Seconds for one request to the API server."""
@@ -59,6 +61,14 @@ class NotFound(Refused):
 
 class Gone(ClusterError):
     """The server does not have that version any more."""
+
+
+def find_kubeconfig(given: str | None) -> str:
+    """Return the kubeconfig that kubectl would take, which may be several files; raises ConfigError without any."""
+    files = given or os.environ.get("KUBECONFIG") or str(Path("~/.kube/config").expanduser())
+    if not any(Path(file).is_file() for file in files.split(os.pathsep)):
+        raise ConfigError(f"there is no kubeconfig at {files}: name one with --kubeconfig FILE")
+    return files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

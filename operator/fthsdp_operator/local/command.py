@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import errno
-import os
 import sys
 from pathlib import Path
 from typing import TypeAlias
@@ -40,7 +39,6 @@ def add_run_parser(commands: Commands) -> None:
     """Add ``run`` to the command line of ``fthsdp``."""
     parser = commands.add_parser(
         "run",
-        help="run a job on this machine, its pods as processes",
         description="Run an FTHSDPJob on this machine: the same manifest, the same operator, pods are processes.",
         epilog=_RUN_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -106,7 +104,6 @@ def add_report_parser(commands: Commands) -> None:
     """Add ``report`` to the command line of ``fthsdp``."""
     parser = commands.add_parser(
         "report",
-        help="tell in plain words what happened in a run",
         description="Tell in plain words what happened in a run, and draw its picture.",
     )
     parser.add_argument("source", metavar="DIR|JOB", help="folder of a run on this machine, or with --out a job's name")
@@ -128,13 +125,11 @@ def report(given: argparse.Namespace) -> int:
 
 
 def _report_from_cluster(job: str, namespace: str, kubeconfig: str | None, out: Path) -> list[str]:
-    from fthsdp_operator.kube.requests import Access
+    from fthsdp_operator.kube.requests import Access, find_kubeconfig
     from fthsdp_operator.reports.cluster_record import fetch_record
 
-    file = kubeconfig or os.environ.get("KUBECONFIG") or str(Path("~/.kube/config").expanduser())
-    if not any(Path(part).is_file() for part in file.split(os.pathsep)):
-        raise ConfigError(f"there is no kubeconfig at {file}: name one with --kubeconfig FILE")
-    record, log = asyncio.run(fetch_record(Access(kubeconfig=file), namespace=namespace, job=job))
+    access = Access(kubeconfig=find_kubeconfig(kubeconfig))
+    record, log = asyncio.run(fetch_record(access, namespace=namespace, job=job))
     folder = RunFolder.claim(out)
     try:
         (folder.logs / f"{job}-coordinator.log").write_text(log)

@@ -8,11 +8,7 @@ from fthsdp_operator.observed.observe import Observed, PodView
 from fthsdp_operator.rules import nodes, policy
 from fthsdp_operator.rules.actions import Create, Event, Step, by_force, delete
 
-__all__ = ["OVERDUE", "keep_coordinator"]
-
-OVERDUE = 2.0
-"""Seconds past its grace period after which a coordinator's pod is removed by force: its node does not answer. Safe for
-a coordinator, since two of them can never both write the epoch."""
+__all__ = ["keep_coordinator"]
 
 
 def keep_coordinator(job: Job, observed: Observed, now: float, *, over: bool) -> tuple[CoordinatorStatus, Step]:
@@ -26,10 +22,10 @@ def keep_coordinator(job: Job, observed: Observed, now: float, *, over: bool) ->
 def _keep(job: Job, observed: Observed, pod: PodView, now: float, *, over: bool) -> Step:
     if pod.ended and not over:
         # Somebody's finalizer may keep it there.
-        wake_at = now if pod.deleted is None else now + OVERDUE
+        wake_at = now if pod.deleted is None else now + nodes.OVERDUE
         return Step(actions=(by_force(pod, "it has ended, and the run has not"),), wake_at=wake_at)
     if pod.gone_by is not None:
-        overdue = pod.gone_by + OVERDUE
+        overdue = pod.gone_by + nodes.OVERDUE  # by force: two coordinators can never both write the epoch
         lost = by_force(pod, "it should have ended by now, and its node says nothing")
         return Step(actions=(lost,)) if now >= overdue else Step(wake_at=overdue)
     if observed.coordinator is None and nodes.is_dead(job, observed.nodes.get(pod.node or ""), now):
@@ -44,7 +40,7 @@ def _leaving(job: Job, observed: Observed, now: float) -> bool:
     One whose node does not answer is not waited for: its pod may never go.
     """
     surplus = (pod for pod in observed.trainers if pod.replica >= job.spec.groups)
-    return any(not pod.ended and (pod.gone_by is None or now < pod.gone_by + OVERDUE) for pod in surplus)
+    return any(not pod.ended and (pod.gone_by is None or now < pod.gone_by + nodes.OVERDUE) for pod in surplus)
 
 
 def _start(job: Job, observed: Observed, now: float) -> tuple[CoordinatorStatus, Step]:

@@ -49,7 +49,7 @@ __all__ = [
 MOVE_PATIENCE = 600.0
 """Seconds for which a planned move waits until replicas are back that failed, were moved, or got another template."""
 OVERDUE = 2.0
-"""Seconds past its grace period after which a pod on a dead node is removed by force."""
+"""Seconds past its grace period after which a pod on a dead node, or a coordinator's, is removed by force."""
 PLANNED = ("NodeCordoned", "NodeUnhealthy")
 """Reasons of moves that are our own choice: the replica leaves at a step boundary."""
 _FAULTS = ("NodeLost", "UnexpectedAdmissionError", "Silent")
@@ -68,7 +68,6 @@ _CLOCKS = 10.0
 _MOST_FAULTS = 64
 """Nodes whose failures are remembered; of more, the newest."""
 _MOVES = (ReplicaState.STARTING, ReplicaState.CATCHING_UP, ReplicaState.ACTIVE, ReplicaState.SPARE)
-_READY = (ReplicaState.ACTIVE, ReplicaState.SPARE)
 _AWAY = (ReplicaState.PENDING, ReplicaState.STARTING, ReplicaState.CATCHING_UP, ReplicaState.BACKOFF)
 
 

@@ -13,7 +13,6 @@ __all__ = [
     "BRIDGE",
     "HOST_ADDRESS",
     "NODES",
-    "NODE_NETWORK",
     "POD_NETWORK",
     "PREFIX",
     "SERVICE_NETWORK",
@@ -25,7 +24,6 @@ PREFIX = "fthsdp-n"
 """Every network namespace, link and cgroup of a node begins with this."""
 BRIDGE = "fthsdp-br0"
 """The switch between this machine and the nodes."""
-NODE_NETWORK = "10.189.0.0/16"
 HOST_ADDRESS = "10.189.0.1"
 """This machine as the nodes and pods see it: API server and DNS."""
 POD_NETWORK = "10.190.0.0/16"

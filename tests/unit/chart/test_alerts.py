@@ -72,11 +72,7 @@ CASES: dict[str, tuple[dict[str, str], int, set[str]]] = {
     "nothing is scraped, for a moment": ({}, 4, set()),
     "nothing is scraped": ({}, 6, {"FTHSDPOperatorDown"}),
     "only the operator of another release is scraped": (ELSEWHERE, 6, {"FTHSDPOperatorDown"}),
-    "one of two operators stands by": (
-        WELL | {'fthsdp_leader{namespace="RELEASE_NAMESPACE", pod="c"}': "0x9"},
-        5,
-        set(),
-    ),
+    "one of two operators stands by": (WELL | {f"fthsdp_leader{SECOND}": "0x1000"}, 5, set()),
     "all operators stand by, for a moment": (WELL | STANDBY, 1, set()),
     "all operators stand by": (WELL | STANDBY, 3, {"FTHSDPNoLeader"}),
     "all of one release stand by": (WELL | STANDBY | ELSEWHERE, 3, {"FTHSDPNoLeader"}),
