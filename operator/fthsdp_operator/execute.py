@@ -353,8 +353,7 @@ async def _act(cluster: Cluster, job: Job, todo: Plan, course: _Course, now: flo
     Returns whether that was all: it is not when the plan is not right any more.
     """
     try:
-        for _, stage in groupby(_possible(cluster, job, todo), key=_stage):
-            await _together(cluster, job, list(stage), course)
+        await _in_stages(cluster, job, todo, course)
     except NamespaceEnding:
         raise
     except ClusterError as error:
@@ -366,6 +365,25 @@ async def _act(cluster: Cluster, job: Job, todo: Plan, course: _Course, now: flo
             log.info("%s/%s: %s: %s", job.namespace, job.name, event.reason, event.message, extra=who)
             await cluster.record_event(job, event, now)
     return not course.left
+
+
+async def _in_stages(cluster: Cluster, job: Job, todo: Plan, course: _Course) -> None:
+    """Do what a stage asks for once the one before is done; but pods are told what to run whatever failed before.
+
+    Those launchers wait for it, and for a while only; what a quota refuses for one replica is not to cost another one.
+    """
+    trouble: ClusterError | None = None
+    for (kind, _), stage in groupby(_possible(cluster, job, todo), key=_stage):
+        if trouble is not None and kind is not Label:
+            continue
+        try:
+            await _together(cluster, job, list(stage), course)
+        except NamespaceEnding:
+            raise
+        except ClusterError as error:
+            trouble = trouble or error
+    if trouble is not None:
+        raise trouble
 
 
 def _possible(cluster: Cluster, job: Job, todo: Plan) -> list[Action]:

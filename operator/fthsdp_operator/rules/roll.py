@@ -149,12 +149,19 @@ def _is_proven(job: Job, observed: Observed, entry: ReplicaStatus) -> bool:
     return member.step - since >= job.spec.update_policy.min_ready_steps
 
 
+def _counts_steps(observed: Observed, entry: ReplicaStatus) -> bool:
+    """The coordinator says how far it is. While that is away, or new, nobody knows whether its steps are enough."""
+    member = observed.member(entry.index, entry.attempt)
+    return member is not None and member.step is not None
+
+
 def _broken(job: Job, observed: Observed, entries: Sequence[ReplicaStatus]) -> list[ReplicaStatus]:
     """Who has failed with the new template and is not back, unless it has been seen to work in another replica."""
     new = [entry for entry in entries if entry.revision == job.spec.revision]
     if any(_is_proven(job, observed, entry) for entry in new):
         return []
     failed = [entry for entry in new if _failed_by_itself(entry) and _failed_with(entry, job.spec.revision)]
+    failed = [entry for entry in failed if entry.state is not ReplicaState.ACTIVE or _counts_steps(observed, entry)]
     return [entry for entry in failed if entry.state is not ReplicaState.SPARE or _failed_in_a_step(entry)]
 
 

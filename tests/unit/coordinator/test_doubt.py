@@ -184,3 +184,25 @@ def test_the_store_is_asked_in_the_middle_of_a_silence_and_at_its_end_and_never_
             job.do(StoreAnswered())
     assert asked == [1002.5, 1005.0]
     assert removed(job.effects) == [(1, Cause.SILENT)]
+
+
+@pytest.mark.parametrize("pace", [0.1, 0.3, 0.5, 1.0, 2.0, 4.0])
+def test_who_froze_is_found_out_by_a_store_that_is_always_slow(pace: float) -> None:
+    job = Job().started(step=5)
+    job.cut_off = True  # the test answers in its place
+    asked_at: float | None = None
+    for tenth in range(1, 400):
+        job.now = 1000 + tenth / 10
+        job.all_say(0, 2)
+        lost = removed(job.effects)
+        if lost:
+            break
+        if job.asked:
+            job.asked, asked_at = False, job.now
+        elif asked_at is not None and job.now >= asked_at + pace - 0.001:
+            asked_at = None
+            lost = removed(job.do(StoreAnswered()))
+            if lost:
+                break
+    assert lost == [(1, Cause.SILENT)]
+    assert job.now - 1000 <= 5 + 5 + 3 * pace + 0.2  # one patience, for the first answer that was late

@@ -287,7 +287,7 @@ class Slow(World):
         made = await super().create(manifest)
         if len(self.pods) == 300 and self.pod("r1-a0-99") is made:
             self._happens(self, self.memory)
-        await asyncio.sleep(GLANCE / 4)
+        await asyncio.sleep(GLANCE / 2)  # so that at least two glances follow what happens
         return made
 
 

@@ -12,6 +12,7 @@ from tests.unit.operator.world import NAME, NAMESPACE, Killed, World, manifest
 from fthsdp.coordinator.messages import Cause, Verdict
 from fthsdp.errors import ConfigError
 from fthsdp_operator.api import ATTEMPT_LABEL, JobState, ReplicaState, ReplicaStatus, format_time, parse_job
+from fthsdp_operator.cluster import Manifest, Refused
 from fthsdp_operator.manifests import render
 from fthsdp_operator.observed.observe import NodeView, observe
 from fthsdp_operator.rules.actions import Label
@@ -489,3 +490,28 @@ def test_a_template_without_a_command_is_refused() -> None:
 def test_what_cannot_be_a_module_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=r"spec\.failurePolicy\.inPlace\.preload\[0\]"):
         parse_job(job(inPlace={"preload": [name]}))
+
+
+class Full(World):
+    """A namespace that takes no more pods once it is full."""
+
+    full = False
+
+    async def create(self, manifest: Mapping[str, Any]) -> Manifest:
+        if self.full and manifest["kind"] == "Pod":
+            raise Refused("exceeded quota: pods")
+        return await super().create(manifest)
+
+
+def test_pods_are_told_to_start_again_though_pods_of_another_replica_are_refused() -> None:
+    async def story() -> None:
+        world = Full(job())
+        await world.train()
+        world.full = True
+        world.vanish("r1-a0-0")
+        world.launcher_says("r2-a0-1", 1)
+        with pytest.raises(Refused):
+            await world.settle()
+        assert labels(world) == ["1", "1"]
+
+    asyncio.run(story())

@@ -224,6 +224,25 @@ def test_an_update_that_crashes_in_its_first_steps_reaches_nobody_else() -> None
     asyncio.run(story())
 
 
+def test_a_coordinator_that_says_nothing_for_a_moment_stalls_no_roll_that_has_gone_on() -> None:
+    async def story() -> None:
+        world = await changed()
+        await come_back(world)
+        world.exits("r2-a1-0", 1)
+        await world.settle()
+        await come_back(world)
+        await do_steps(world, 3)
+        assert progress(world) == ("True", "Rolling")
+        speaks, world.coordinator = world.coordinator, None
+        await world.look()
+        assert progress(world) == ("True", "Rolling")
+        world.coordinator = speaks
+        await world.settle()
+        assert progress(world) == ("True", "Rolling")
+
+    asyncio.run(story())
+
+
 def test_a_spare_shows_nothing_of_a_step_that_it_failed_in() -> None:
     async def story() -> None:
         world = await changed(spares=1)

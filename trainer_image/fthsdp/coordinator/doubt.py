@@ -8,13 +8,16 @@ was away while the store answered, in the middle of that time and at its end.
 A store on the same machine always answers. So a coordinator that hears nobody at all waits for as long as one that was
 restarted, whatever its store says: to take out everybody is the end of the run's state.
 
-In doubt the clock by which others are judged stands still. After it they have the time that they need to come back.
+In doubt the clock by which others are judged stands still. After it they have the time that they need to come back,
+unless it was so short that it may just have been the store's pace.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from statistics import median_low
 
 from fthsdp.coordinator.facts import Peer
 from fthsdp.timeouts import TIMEOUTS
@@ -23,6 +26,8 @@ __all__ = ["Doubt"]
 
 PROMPT = 0.2
 """Seconds. An answer that came so soon was not lost on its way: kernels do not send again before that."""
+ANSWERS = 5
+"""Of so many the pace of a store is taken, so that one that was late does not count."""
 ODD = 1.5 * TIMEOUTS["heartbeat_interval"].default
 """Seconds without a word of a leader that are no silence yet, however short the silence timeout is."""
 
@@ -48,6 +53,8 @@ class Doubt:
     """The same by the real time, until it has answered."""
     _patient_until: float = field(init=False)
     """Until then, by the time that counts, nobody is judged for being away."""
+    _took: deque[float] = field(default_factory=lambda: deque(maxlen=ANSWERS))
+    """How long the store took for its newest answers."""
 
     def __post_init__(self) -> None:
         """Begin without a doubt."""
@@ -72,7 +79,7 @@ class Doubt:
             self._deaf_since = None
         if away:
             self._lost += passed
-        if away > PROMPT:
+        if away > self._prompt:
             self._be_patient(away)
 
     def look(self, peers: Collection[Peer]) -> bool:
@@ -89,8 +96,11 @@ class Doubt:
 
     def answered(self) -> None:
         """Take in that the store has answered."""
-        if self._unanswered_since is not None and self.real - self._unanswered_since > PROMPT:
-            self._deaf_since = None  # it could hear nobody until now
+        if self._unanswered_since is not None:
+            took = self.real - self._unanswered_since
+            if took > self._prompt:
+                self._deaf_since = None  # it could hear nobody until now
+            self._took.append(took)
         self._unanswered_since = None
 
     def _marks(self, peer: Peer) -> tuple[float, ...]:
@@ -98,6 +108,12 @@ class Doubt:
         if peer.deadline is not None:
             return (peer.deadline,)
         return peer.heard + self._oddly_long, peer.heard + self.silence_timeout
+
+    @property
+    def _prompt(self) -> float:
+        """Seconds within which an answer says nothing: that of a store that is always slow was not lost on its way."""
+        pace = median_low(self._took) if self._took else 0.0
+        return max(PROMPT, min(2 * pace, self.silence_timeout))
 
     @property
     def _oddly_long(self) -> float:

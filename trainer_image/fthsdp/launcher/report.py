@@ -67,18 +67,15 @@ def tell(env: Mapping[str, str]) -> Report:
 
 def _exited(env: Mapping[str, str], crash: Crash) -> dict[str, object]:
     why = ", killed for its memory" if crash.oom_killed else ""
+    seen = {"pod": int(env.get(POD_INDEX, "0")), "exit_code": crash.code, "words": crash.words}
     return {
         "kind": "exited",
         "replica": int(env[REPLICA]),
         "attempt": crash.attempt,
         "reason": f"a training process ended with exit code {crash.code}{why}",
         "detected": crash.time,
-        "crash": {
-            "pod": int(env.get(POD_INDEX, "0")),
-            "exit_code": crash.code,
-            "words": crash.words,
-            "oom_killed": crash.oom_killed,
-        },
+        # A coordinator of an earlier version takes no word that it does not know.
+        "crash": seen | ({"oom_killed": True} if crash.oom_killed else {}),
     }
 
 
