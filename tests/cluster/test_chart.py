@@ -275,7 +275,8 @@ def test_prometheus_is_told_only_if_asked_and_keeps_our_labels(template: Render)
     assert monitor["metadata"]["labels"]["release"] == "prometheus"
     (service,) = of_kind(objects, "Service")
     assert selects(monitor["spec"]["selector"]["matchLabels"], service["metadata"]["labels"])
-    assert rule["spec"] == yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())
+    alerts = (CHART / "files" / "alerts.yaml").read_text().replace("RELEASE_NAMESPACE", rule["metadata"]["namespace"])
+    assert rule["spec"] == yaml.safe_load(alerts)
     assert dashboard["metadata"]["labels"]["grafana_dashboard"] == "1"
     assert json.loads(dashboard["data"]["fthsdp.json"]) == json.loads((CHART / "files" / "dashboard.json").read_text())
 

@@ -236,7 +236,7 @@ def test_a_job_comes_back_with_its_defaults(apiserver: ApiServer) -> None:
     assert policy["backoff"] == {"initialSeconds": 5, "maxSeconds": 300, "factor": 2, "stableSeconds": 600}
     assert (policy["onExhausted"], policy["simultaneousFraction"]) == ("AbandonReplica", 1)
     assert "job" not in policy
-    assert made["spec"]["updatePolicy"] == {"type": "Rolling", "maxUnavailable": 1}
+    assert made["spec"]["updatePolicy"] == {"type": "Rolling", "maxUnavailable": 1, "minReadySteps": 3}
     assert made["spec"]["success"] == {"policy": "First"}
     assert (made["spec"]["managedBy"], made["spec"]["retainFailedPods"]) == ("fthsdp.dev/fthsdp-operator", 1)
     assert (made["spec"]["spares"], made["spec"]["batchPolicy"], made["spec"]["lrPolicy"]) == (0, "Shrink", "None")
@@ -342,7 +342,7 @@ def test_a_job_is_listed_under_its_short_name_and_with_everything(apiserver: Api
         ("fthsdp.spec.failurePolicy.rules.onExitCodes.operator", "In: the exit code is one of values"),
         ("fthsdp.spec.failurePolicy.onExhausted", "the others train on without it"),
         ("fthsdp.spec.nodePolicy.onCordon", "a cordoned node keeps its replicas"),
-        ("fthsdp.spec.deadlines.startSeconds", "A first pull is not counted"),
+        ("fthsdp.spec.deadlines.startSeconds", "Neither a first pull is counted"),
         ("fthsdp.status.avoidedNodes", "keep away from"),
         ("fthsdp.status.replicaStatuses.lastFailure.exitCode", "Exit code of the container"),
     ],
