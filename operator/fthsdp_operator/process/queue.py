@@ -17,6 +17,9 @@ from typing import Generic, TypeVar
 
 __all__ = ["WorkQueue"]
 
+EARLY = 1e-6
+"""Seconds. An event loop wakes up as much too early as its clock is coarse; what is due by then is due."""
+
 K = TypeVar("K", bound=Hashable)
 
 
@@ -125,12 +128,12 @@ class WorkQueue(Generic[K]):
                 if self._due.get(key) != due:
                     heapq.heappop(self._heap)
                     continue
-                if due > self._now():
+                if due > self._now() + EARLY:
                     return None, due - self._now()
                 entry = heapq.heappop(self._heap)
                 if key in self._working:
                     held.append(entry)
-                elif (free := self._free_at(key)) > self._now():
+                elif (free := self._free_at(key)) > self._now() + EARLY:
                     self._due[key] = free
                     heapq.heappush(self._heap, (free, next(self._count), key))
                 else:

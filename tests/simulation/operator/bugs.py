@@ -345,3 +345,9 @@ BUGS: Sequence[Bug] = (
 
 ABOUT_MACHINES: Sequence[Bug] = (restarts_in_pods_that_are_to_be_left, waits_for_pods_that_are_lost)
 """Those that only show where machines fail beneath replicas that are restarted in place."""
+ABOUT_ROLLS: Sequence[Bug] = (
+    rolls_all_at_once,
+    replaces_who_has_the_template_already,
+    rolls_on_before_a_step_is_done,
+)
+"""Those that show where templates change."""

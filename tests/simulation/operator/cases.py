@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import traceback
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
 from tests.simulation.operator.checks import Violation
-from tests.simulation.operator.faults import MACHINES, Fault, faults_of, random_faults
+from tests.simulation.operator.faults import CHANGES, MACHINES, Fault, faults_of, random_faults
 from tests.simulation.operator.world import World
 
-__all__ = ["Case", "Covered", "cover", "in_place_case", "random_case", "simplest"]
+__all__ = ["Case", "Covered", "cover", "in_place_case", "random_case", "rolling_case", "simplest"]
 
 
 MESHED = 0x6D657368
@@ -28,15 +28,15 @@ class Case:
     """Seed of the job and of everything that is left to chance."""
     faults: tuple[Fault, ...]
     share_of_stills: float = 0.25
-    in_place: bool = False
-    """Crashes are mended in the same pods, and moves have to wait."""
+    shape: Callable[[dict[str, Any]], dict[str, Any]] = lambda spec: spec
+    """What is not left to chance in the job's spec."""
 
     def run(self) -> World:
         """Run it to its end; raises Violation."""
         random = Random(self.number)
         world = World(
             self.number,
-            spec=_restarted_in_place(_random_spec(random)) if self.in_place else _random_spec(random),
+            spec=self.shape(_random_spec(random)),
             steps=random.choice([20, 100, 300]),
             poll=random.choice([5.0, 15.0, 40.0]),
             share_of_stills=self.share_of_stills,
@@ -116,7 +116,22 @@ def _restarted_in_place(spec: dict[str, Any]) -> dict[str, Any]:
 def in_place_case(number: int) -> Case:
     """Return a job that is restarted in place, with crashes and whatever can happen to machines."""
     random = Random(~number & 0xFFFFFFFF)
-    return Case(number=number, faults=tuple(faults_of(MACHINES, random, most=12, until=90.0)), in_place=True)
+    return Case(
+        number=number, faults=tuple(faults_of(MACHINES, random, most=12, until=90.0)), shape=_restarted_in_place
+    )
+
+
+def _rolled(spec: dict[str, Any]) -> dict[str, Any]:
+    """Return the spec of a job that could spare two replicas, and is to spare one at a time."""
+    spec |= {"replicas": 4, "minReplicas": 2, "spares": 0, "podsPerReplica": 1}
+    spec["updatePolicy"] |= {"type": "Rolling", "maxUnavailable": 1}
+    return spec
+
+
+def rolling_case(number: int) -> Case:
+    """Return a job whose user changes his mind again and again."""
+    random = Random(~number & 0xFFFFFFFF)
+    return Case(number=number, faults=tuple(faults_of(CHANGES, random, most=8, until=90.0)), shape=_rolled)
 
 
 @dataclass(slots=True)

@@ -354,9 +354,11 @@ class Checks:
             self.fail(f"{what}: nothing had happened to it")
 
     def _have_stopped(self, operator: Operator, job: Job, what: str) -> None:
-        """Nobody writes a checkpoint any more, or lets go who does."""
+        """Nobody writes a checkpoint any more, or lets go who does: nobody of those who are to start again together."""
         for pod in self._world.server.pods(job.name):
-            mine = uid_of(pod) in operator.saw and REPLICA_LABEL in pod["metadata"]["labels"]
+            replica = pod["metadata"]["labels"].get(REPLICA_LABEL)
+            entry = None if replica is None else job.status.replica(int(replica))
+            mine = uid_of(pod) in operator.saw and entry is not None and entry.state is ReplicaState.SUSPENDED
             end = self._world.nodes.ends(pod) if mine else None
             if end is not None and pod["status"]["phase"] == "Running" and self._world.now + operator.skew < end:
                 self.fail(f"{what}: {name_of(pod)} still stops")

@@ -17,7 +17,7 @@ from fthsdp.exit_codes import EXIT_CONFIG
 from fthsdp_operator.api import REPLICA_LABEL
 from fthsdp_operator.cluster import Manifest
 
-__all__ = ["MACHINES", "Fault", "Kind", "faults_of", "random_faults"]
+__all__ = ["CHANGES", "MACHINES", "Fault", "Kind", "faults_of", "random_faults"]
 
 
 class Kind(StrEnum):

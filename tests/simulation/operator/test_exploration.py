@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import count, islice
 
 import pytest
-from tests.simulation.operator.cases import cover, in_place_case, random_case
+from tests.simulation.operator.cases import Case, cover, in_place_case, random_case, rolling_case
 from tests.simulation.operator.faults import Kind
 
 JOBS = 100
@@ -20,8 +21,11 @@ def test_random_jobs_with_random_faults(capsys: pytest.CaptureFixture[str]) -> N
     assert covered.ends.keys() >= {"Complete", "Failed", "gone"}
 
 
-def test_jobs_that_are_restarted_in_place_while_machines_fail(capsys: pytest.CaptureFixture[str]) -> None:
-    covered = cover(islice(map(in_place_case, count()), JOBS // 4))
+@pytest.mark.parametrize("kind", [in_place_case, rolling_case])
+def test_jobs_about_which_most_others_say_little(
+    kind: Callable[[int], Case], capsys: pytest.CaptureFixture[str]
+) -> None:
+    covered = cover(islice(map(kind, count()), JOBS // 4))
     with capsys.disabled():
         print(f"\n  {covered}")
     assert covered.failed is None, covered.failure
