@@ -24,8 +24,8 @@ from fthsdp.errors import ConfigError
 from fthsdp_operator.api import (
     JOB_LABEL,
     MANAGER,
+    UP,
     Job,
-    ReplicaState,
     ReplicaStatus,
     coordinator_name,
     parse_job,
@@ -54,8 +54,6 @@ When a call for the job fails, it is looked at anew."""
 JOB_KNOWN = 10.0
 """Seconds for which a job is taken to be as it was read or written last, while the watch tells of no other version: as
 long as it may take to notice a change when the watch is dead."""
-_WHOLE = (ReplicaState.STARTING, ReplicaState.CATCHING_UP, ReplicaState.ACTIVE, ReplicaState.SPARE)
-"""States of a replica all of whose pods were seen."""
 
 
 class Memory:
@@ -264,7 +262,7 @@ def _missing(job: Job, pods: JobPods, words: Iterable[PodView]) -> frozenset[str
     if job.spec.suspend or job.status.terminal:
         return frozenset()
     ended = {pod.name for pod in words if pod.job_uid == job.metadata.uid}
-    whole = (entry for entry in job.status.replica_statuses if entry.state in _WHOLE)
+    whole = (entry for entry in job.status.replica_statuses if entry.state in UP)
     names = {name for entry in whole for name in _lacking(job, pods, entry)}
     if job.status.coordinator.pod_uid is not None:
         names |= {coordinator_name(job.name)} - _names(job, pods.replica(None))

@@ -17,7 +17,9 @@ from tests.cluster.kube.training import Training
 
 __all__ = [
     "DEFINITION",
+    "ENDLESS",
     "NAMESPACE",
+    "NOTICED",
     "RELEASE",
     "SYSTEM",
     "acting",
@@ -31,8 +33,12 @@ __all__ = [
 ]
 
 Object = dict[str, Any]
+ENDLESS = ("--steps", "100000", "--batch-size", "4", "--micro-batch-size", "4", "--emulate-compute", "0.5")
+"""Arguments with which the example trains for longer than any test, in steps that can be watched."""
 SYSTEM, NAMESPACE, RELEASE = "fthsdp-system", "training", "fthsdp"
 QUOTA = "no-new-pods"
+NOTICED = 60.0
+"""Seconds within which Kubernetes, or the operator, says what it has seen."""
 TAKEN_OVER = 90.0
 """Seconds within which an operator takes over from one that was killed: the Lease is the dead one's for 15 of them."""
 DEFINITION = ("CustomResourceDefinition", "<none>", "fthsdpjobs.fthsdp.dev")

@@ -22,7 +22,9 @@ from tests.cluster.kube.shell import until
 from tests.cluster.livejob import LiveJob, Outage, entry_of, trains_in_full
 from tests.cluster.stage import (
     DEFINITION,
+    ENDLESS,
     NAMESPACE,
+    NOTICED,
     RELEASE,
     SYSTEM,
     another_acts,
@@ -41,13 +43,10 @@ pytestmark = pytest.mark.cluster
 Object = dict[str, Any]
 Pods = dict[str, tuple[str, int, str, bool]]
 JOB = "tiny-llama"
-ARGUMENTS = ("--steps", "100000", "--batch-size", "4", "--micro-batch-size", "4", "--emulate-compute", "0.5")
 STEPS = 30
-FEW = ("--steps", f"{STEPS}", *ARGUMENTS[2:])
+FEW = ("--steps", f"{STEPS}", *ENDLESS[2:])
 STARTED = 240.0
 """Seconds within which processes that import torch begin to train, on two busy cores."""
-NOTICED = 60.0
-"""Seconds within which the operator says what it has seen."""
 NAMESPACES = frozenset({SYSTEM, NAMESPACE, "default"})
 
 
@@ -130,7 +129,7 @@ def live_through(cluster: Cluster, helm: Helm, source: Path, empty: Inventory) -
         coordinators.append(kubectl.get("pod", f"{JOB}-coordinator", "--namespace", NAMESPACE)["metadata"]["uid"])
 
     helm.install(RELEASE, source / "charts" / CHART.name, image_values(cluster, source))
-    kubectl.apply(lasting(example(cluster.training(source), ARGUMENTS, source)))
+    kubectl.apply(lasting(example(cluster.training(source), ENDLESS, source)))
     job.until(trains_in_full, "the job trains in full", timeout=STARTED)
     look()
     helm.upgrade(RELEASE, CHART, image_values(cluster) | {"replicaCount": 2})

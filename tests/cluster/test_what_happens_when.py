@@ -24,7 +24,9 @@ from tests.cluster.kube.shell import until
 from tests.cluster.kube.training import Training
 from tests.cluster.livejob import LiveJob, entry_of, state_of, trains_in_full
 from tests.cluster.stage import (
+    ENDLESS,
     NAMESPACE,
+    NOTICED,
     RELEASE,
     another_acts,
     diagnosis,
@@ -39,12 +41,9 @@ pytestmark = pytest.mark.cluster
 
 Object = dict[str, Any]
 JOB, WITNESS = "llama", "witness"
-ARGUMENTS = ("--steps", "100000", "--batch-size", "4", "--micro-batch-size", "4", "--emulate-compute", "0.5")
 EVERY_STEPS = 5
 STARTED = 180.0
 """Seconds within which four processes that import torch begin to train, on two busy cores."""
-NOTICED = 60.0
-"""Seconds within which Kubernetes, or the operator, says what it has seen."""
 FAILING = """
 import os, runpy, signal
 def fail(*_):
@@ -150,7 +149,7 @@ def workers(kubectl: Kubectl) -> list[str]:
 
 def _manifests(training: Training, operator_node: str) -> tuple[Object, Object]:
     """Write both jobs: the one spreads over the nodes, the witness stays where the operator is."""
-    job, witness = example(training, ARGUMENTS), example(training, ARGUMENTS)
+    job, witness = example(training, ENDLESS), example(training, ENDLESS)
     for manifest, name, replicas in ((job, JOB, 3), (witness, WITNESS, 1)):
         manifest["metadata"]["name"] = name
         manifest["spec"] |= {"replicas": replicas, "minReplicas": 1, "podsPerReplica": 1, "retainFailedPods": 0}

@@ -58,6 +58,7 @@ from fthsdp_operator.api.reasons import REASONS, ConditionReason, ConditionType,
 from fthsdp_operator.api.spec import Checkpoint, CoordinatorSpec, JobSpec, TlsSpec
 from fthsdp_operator.api.status import (
     COMING,
+    UP,
     AvoidedNode,
     Condition,
     CoordinatorStatus,
@@ -96,6 +97,7 @@ __all__ = [
     "REVISION_LABEL",
     "ROLE_LABEL",
     "TRANSPORT_ENV",
+    "UP",
     "VERSION",
     "Avoid",
     "AvoidMode",

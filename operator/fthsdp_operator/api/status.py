@@ -12,6 +12,7 @@ from fthsdp_operator.api.parts import StatusPart, Time
 
 __all__ = [
     "COMING",
+    "UP",
     "AvoidedNode",
     "Condition",
     "CoordinatorStatus",
@@ -75,6 +76,8 @@ class ReplicaState(StrEnum):
 
 COMING = (ReplicaState.PENDING, ReplicaState.BACKOFF, ReplicaState.STARTING, ReplicaState.CATCHING_UP)
 """States of a replica that is on its way to training."""
+UP = (ReplicaState.STARTING, ReplicaState.CATCHING_UP, ReplicaState.ACTIVE, ReplicaState.SPARE)
+"""States of a replica all of whose pods were seen."""
 
 
 class Failure(StatusPart):

@@ -18,7 +18,7 @@ from fthsdp_operator.api import COMING, Failure, Job, JobState, JobStatus, Repli
 from fthsdp_operator.api.reasons import REASONS, meanings
 from fthsdp_operator.observed.observe import Observed
 from fthsdp_operator.rules.actions import Plan
-from fthsdp_operator.rules.replicas import is_outdated
+from fthsdp_operator.rules.replicas import READY, is_outdated
 
 __all__ = ["LONGEST_GAP", "ROLLS", "Measured", "Recovery", "Stage", "Tally", "measure"]
 
@@ -121,11 +121,11 @@ def measure(before: Tally | None, job: Job, observed: Observed, todo: Plan, now:
             stages += _detected(observed, failed, now)
         if _restarted(job, entry):
             recovery = _begin(recovery, observed, entry, now)
-        if recovery is None or recovery.attempt != entry.attempt or entry.state not in (*COMING, *_BACK):
+        if recovery is None or recovery.attempt != entry.attempt or entry.state not in (*COMING, *READY):
             continue
         after, ended = _advance(job, recovery, observed, entry, now)
         stages += ended
-        if entry.state in _BACK:
+        if entry.state in READY:
             outages.append(now - recovery.failed)
         else:
             recoveries[entry.index] = after
@@ -183,8 +183,6 @@ def _detected(observed: Observed, failure: Failure, now: float) -> Iterator[tupl
 
 # --- recoveries -----------------------------------------------------------------------------------------------------
 
-_BACK = (ReplicaState.ACTIVE, ReplicaState.SPARE)
-
 
 def _begin(before: Recovery | None, observed: Observed, entry: ReplicaStatus, now: float) -> Recovery:
     failed = before.failed if before is not None else now
@@ -217,7 +215,7 @@ _NEXT = {Stage.SCHEDULE: Stage.START, Stage.START: Stage.JOIN}
 
 def _progress(job: Job, observed: Observed, entry: ReplicaStatus) -> Iterator[tuple[Stage, bool]]:
     """Yield the stages in their order, and whether each is over; who trains has done all of them."""
-    pods, back = observed.group(entry.index, entry.attempt), entry.state in _BACK
+    pods, back = observed.group(entry.index, entry.attempt), entry.state in READY
     complete = len(pods) == job.spec.pods_per_replica
     yield Stage.SCHEDULE, back or (complete and all(pod.node for pod in pods))
     yield Stage.START, back or (complete and all(pod.phase == "Running" for pod in pods))

@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from fthsdp_operator.api import (
+    COMING,
+    UP,
     AvoidedNode,
     AvoidMode,
     Failure,
@@ -67,8 +69,6 @@ _CLOCKS = 10.0
 """Seconds by which the API server's clock may be behind ours."""
 _MOST_FAULTS = 64
 """Nodes whose failures are remembered; of more, the newest."""
-_MOVES = (ReplicaState.STARTING, ReplicaState.CATCHING_UP, ReplicaState.ACTIVE, ReplicaState.SPARE)
-_AWAY = (ReplicaState.PENDING, ReplicaState.STARTING, ReplicaState.CATCHING_UP, ReplicaState.BACKOFF)
 
 
 # --- nodes that are lost --------------------------------------------------------------------------------------------
@@ -207,7 +207,7 @@ def _is_busy(entries: Iterable[ReplicaStatus], mover: ReplicaStatus, ready: Coll
     return any(
         now - other.away_since < MOVE_PATIENCE
         for other in entries
-        if other.index != mover.index and other.state in _AWAY and other.index not in ready
+        if other.index != mover.index and other.state in COMING and other.index not in ready
         if other.away_since is not None
     )
 
@@ -238,7 +238,7 @@ def _wish(
     job: Job, observed: Observed, entry: ReplicaStatus, illnesses: _Illnesses, bad: set[str], now: float
 ) -> Failure | None:
     pods = observed.group(entry.index, entry.attempt)
-    if entry.state not in _MOVES or bad.isdisjoint(pods.nodes):
+    if entry.state not in UP or bad.isdisjoint(pods.nodes):
         return None
     for pod in pods:
         node = observed.nodes.get(pod.node or "")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from fthsdp.coordinator import messages
-from fthsdp_operator.api import EventReason, Failure, Job, ReplicaState, ReplicaStatus, RuleAction, UpdateType
+from fthsdp_operator.api import UP, EventReason, Failure, Job, ReplicaState, ReplicaStatus, RuleAction, UpdateType
 from fthsdp_operator.manifests import render
 from fthsdp_operator.observed.observe import Observed, PodView
 from fthsdp_operator.rules import deadlines, in_place, nodes, policy, run
@@ -37,7 +37,6 @@ STRAGGLER_GRACE = 20.0
 """Seconds for which training pods may still run after the coordinator has exited at the end of the run."""
 
 
-_UP = (ReplicaState.STARTING, ReplicaState.CATCHING_UP, ReplicaState.ACTIVE, ReplicaState.SPARE)
 _WAITING = (ReplicaState.PENDING, ReplicaState.BACKOFF)
 _ENDED = (ReplicaState.FINISHED, ReplicaState.FAILED)
 OUT = (*_ENDED, ReplicaState.ABANDONED)
@@ -144,7 +143,7 @@ def failures_of(job: Job, observed: Observed, entries: list[ReplicaStatus], now:
     wished = [] if over or any(failures) else nodes.wishes(job, observed, entries, now)
     if not wished:
         return failures
-    ready = {it.index for it in entries if it.state in _UP and _progress(job, observed, it) in READY}
+    ready = {it.index for it in entries if it.state in UP and _progress(job, observed, it) in READY}
     leaves = nodes.move(job, observed, entries, wished, now, ready=ready)
     return failures if leaves is None else [_of_revision(leaves[1], it) if it is leaves[0] else None for it in entries]
 
@@ -267,7 +266,7 @@ def _growing(
 
 def _progress(job: Job, observed: Observed, entry: ReplicaStatus) -> ReplicaState:
     """How far a replica got whose pods all exist. Only the coordinator knows who trains; silent, nothing changes."""
-    before = entry.state if entry.state in _UP else ReplicaState.STARTING
+    before = entry.state if entry.state in UP else ReplicaState.STARTING
     member = observed.member(entry.index, entry.attempt)
     if observed.coordinator is None or observed.coordinator.finished:
         return before
@@ -447,7 +446,7 @@ def surplus(job: Job, observed: Observed, groups: Iterable[Group], now: float) -
     """
     needed = job.spec.min_replicas - sum(group.entry.state in (*READY, ReplicaState.FINISHED) for group in groups)
     for entry in (entry for entry in job.status.replica_statuses if entry.index >= job.spec.groups):
-        trains = entry.state in _UP and _progress(job, observed, entry) in READY
+        trains = entry.state in UP and _progress(job, observed, entry) in READY
         if trains and needed > 0 and policy.failure_of(job, observed, entry, now, complete=True) is None:
             needed -= 1
             yield _growing(job, observed, entry, (), now, over=False)

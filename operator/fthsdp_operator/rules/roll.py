@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from fthsdp.coordinator.messages import Role
-from fthsdp_operator.api import ConditionReason, Job, ReplicaState, ReplicaStatus, RuleAction, UpdateType
+from fthsdp_operator.api import ConditionReason, Failure, Job, ReplicaState, ReplicaStatus, RuleAction, UpdateType
 from fthsdp_operator.observed.observe import Observed
 from fthsdp_operator.rules import replicas, run
 from fthsdp_operator.rules.actions import delete
@@ -143,16 +143,14 @@ def _is_back(job: Job, observed: Observed, entry: ReplicaStatus) -> bool:
 
 def _is_proven(job: Job, observed: Observed, entry: ReplicaStatus) -> bool:
     """It has trained enough steps with the template that it runs for anybody to say that this works."""
+    steps = _steps(observed, entry)
+    return entry.state is ReplicaState.ACTIVE and steps is not None and steps >= job.spec.update_policy.min_ready_steps
+
+
+def _steps(observed: Observed, entry: ReplicaStatus) -> int | None:
+    """Return how many it has trained; None while the coordinator, which is away or new, does not say how far it is."""
     member, since = observed.member(entry.index, entry.attempt), entry.trains_since_step
-    if entry.state is not ReplicaState.ACTIVE or member is None or member.step is None or since is None:
-        return False
-    return member.step - since >= job.spec.update_policy.min_ready_steps
-
-
-def _counts_steps(observed: Observed, entry: ReplicaStatus) -> bool:
-    """The coordinator says how far it is. While that is away, or new, nobody knows whether its steps are enough."""
-    member = observed.member(entry.index, entry.attempt)
-    return member is not None and member.step is not None
+    return None if member is None or member.step is None or since is None else member.step - since
 
 
 def _broken(job: Job, observed: Observed, entries: Sequence[ReplicaStatus]) -> list[ReplicaStatus]:
@@ -160,23 +158,19 @@ def _broken(job: Job, observed: Observed, entries: Sequence[ReplicaStatus]) -> l
     new = [entry for entry in entries if entry.revision == job.spec.revision]
     if any(_is_proven(job, observed, entry) for entry in new):
         return []
-    failed = [entry for entry in new if _failed_by_itself(entry) and _failed_with(entry, job.spec.revision)]
-    failed = [entry for entry in failed if entry.state is not ReplicaState.ACTIVE or _counts_steps(observed, entry)]
-    return [entry for entry in failed if entry.state is not ReplicaState.SPARE or _failed_in_a_step(entry)]
+    return [entry for entry in new if entry.last_failure and _is_broken(observed, entry, entry.last_failure)]
 
 
-def _failed_in_a_step(entry: ReplicaStatus) -> bool:
-    """To stand by again says nothing of that."""
-    return entry.last_failure is not None and entry.last_failure.during is ReplicaState.ACTIVE
+def _is_broken(observed: Observed, entry: ReplicaStatus, failure: Failure) -> bool:
+    """It has failed by itself with the template that it runs, and nothing has been seen since then that speaks for it.
 
-
-def _failed_by_itself(entry: ReplicaStatus) -> bool:
-    """It was no fault of a machine, which says nothing of a template."""
-    return entry.last_failure is not None and entry.last_failure.action is not RuleAction.RESTART_REPLICA_FREE
-
-
-def _failed_with(entry: ReplicaStatus, revision: str) -> bool:
-    return entry.last_failure is not None and entry.last_failure.revision == revision
+    A fault of a machine says nothing of a template, and to stand by again nothing of a step.
+    """
+    if failure.revision != entry.revision or failure.action is RuleAction.RESTART_REPLICA_FREE:
+        return False
+    if entry.state is ReplicaState.ACTIVE:
+        return _steps(observed, entry) is not None  # else nobody knows whether they are enough
+    return entry.state is not ReplicaState.SPARE or failure.during is ReplicaState.ACTIVE
 
 
 # --- in words -------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from tests.bench.operator.sizes import Size
 from tests.bench.operator.subject import NAMESPACE, Operator, create_job, job, jobs_path, operator, sure, warm_up
 
 from fthsdp_operator.api import GROUP, JOB_LABEL, REPLICA_LABEL, ROLE_LABEL, Role, parse_job
-from fthsdp_operator.manifests.render import training_pod
+from fthsdp_operator.manifests.render import training_pods
 
 __all__ = ["DEADLINE", "SETTLE", "Say", "group_of", "large_job", "p99", "untouched"]
 
@@ -98,8 +98,7 @@ def _pods_of_the_job(size: Size) -> Iterator[dict[str, Any]]:
     manifest["metadata"] |= {"uid": "0", "generation": 1, "resourceVersion": "0"}
     parsed = parse_job(manifest)
     for replica in range(size.replicas):
-        for index in range(size.pods_per_replica):
-            yield training_pod(parsed, replica=replica, attempt=0, index=index)
+        yield from training_pods(parsed, replica=replica, attempt=0, indices=range(size.pods_per_replica))
 
 
 def _nobodys(pod: dict[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,18 @@ from tests.ports import free_port
 
 from fthsdp_operator.api import API_VERSION, KIND, PLURAL
 
-__all__ = ["NAMESPACE", "Operator", "container", "create_job", "job", "jobs_path", "operator", "sure", "warm_up"]
+__all__ = [
+    "NAMESPACE",
+    "Operator",
+    "container",
+    "create_job",
+    "job",
+    "jobs_path",
+    "operator",
+    "sure",
+    "wait_until",
+    "warm_up",
+]
 
 NAMESPACE = "default"
 STARTS = 60.0
@@ -120,9 +131,9 @@ def warm_up(api: Api, path: str, manifest: Callable[[str, int, int], dict[str, A
     """See one object of two pods come and go: whoever watches has begun to by then, and every path was taken once."""
     before = len(api.call("GET", _PODS)["items"])
     api.call("POST", path, manifest("warm-up", 1, 2))
-    _until(lambda: _running(api) >= before + 2, "the pods of the warm-up run")
+    wait_until(lambda: _running(api) >= before + 2, "the pods of the warm-up run")
     api.call("DELETE", f"{path}/warm-up", {"propagationPolicy": "Background"})
-    _until(lambda: len(api.call("GET", _PODS)["items"]) == before, "the pods of the warm-up are gone")
+    wait_until(lambda: len(api.call("GET", _PODS)["items"]) == before, "the pods of the warm-up are gone")
 
 
 _PODS = f"api/v1/namespaces/{NAMESPACE}/pods"
@@ -132,7 +143,8 @@ def _running(api: Api) -> int:
     return sum(pod["status"].get("phase") == "Running" for pod in api.call("GET", _PODS)["items"])
 
 
-def _until(holds: Callable[[], bool], what: str) -> None:
+def wait_until(holds: Callable[[], bool], what: str) -> None:
+    """Wait until something holds, for as long as things take to start; raises BenchmarkFailed."""
     try:
         until(holds, what, timeout=STARTS)
     except ClusterError as error:

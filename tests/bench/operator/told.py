@@ -16,9 +16,8 @@ from tests.bench.operator.client import Api, Pods
 from tests.bench.operator.ground import Ground, ground
 from tests.bench.operator.large import DEADLINE, Say, group_of, p99
 from tests.bench.operator.sizes import Size
-from tests.bench.operator.subject import NAMESPACE, create_job, job, jobs_path, operator, sure, warm_up
-from tests.bench.processes import BenchmarkFailed, Child, environment
-from tests.cluster.kube.shell import ClusterError, until
+from tests.bench.operator.subject import NAMESPACE, create_job, job, jobs_path, operator, sure, wait_until, warm_up
+from tests.bench.processes import Child, environment
 from tests.local.coordinator.conftest import Leader
 
 from fthsdp.coordinator.messages import Break, FromCoordinator
@@ -133,7 +132,4 @@ def _all_train(api: Api, leaders: dict[int, Survivor]) -> None:
         status = api.call("GET", f"{jobs_path()}/{NAME}").get("status", {})
         return bool(together and status.get("ready") == f"{REPLICAS}/{REPLICAS}")
 
-    try:
-        until(trains, "all replicas train", timeout=PATIENCE)
-    except ClusterError as error:
-        raise BenchmarkFailed(str(error)) from error
+    wait_until(trains, "all replicas train")

@@ -24,6 +24,15 @@ def cut_off(job: Job, seconds: float, *beside: int) -> list[Effect]:
     return effects
 
 
+def come_back(job: Job) -> list[Effect]:
+    """One leader is back at once, the others a while later, and the job goes on."""
+    job.hello(0)
+    effects = job.pass_time(WAY_BACK, 0)
+    job.hello(1)
+    job.hello(2)
+    return effects + job.pass_time(10, 0, 1, 2)
+
+
 @pytest.mark.parametrize("beside", [(), (0,)], ids=["alone", "with a replica on its machine"])
 @pytest.mark.parametrize("seconds", [2, 4, 9, 40, 600])
 def test_a_coordinator_that_was_cut_off_blames_nobody(seconds: float, beside: tuple[int, ...]) -> None:
@@ -116,24 +125,14 @@ def test_leaders_that_cannot_reach_a_coordinator_whose_store_answers_have_the_re
     job = Job().started(step=5)
     effects = job.pass_time(30)
     assert effects == []
-    job.hello(0)
-    effects += job.pass_time(WAY_BACK, 0)
-    job.hello(1)
-    job.hello(2)
-    effects += job.pass_time(10, 0, 1, 2)
-    assert not removed(effects)
+    assert not removed(come_back(job))
 
 
 def test_when_all_connections_close_at_once_all_have_time_to_come_back() -> None:
     """As when its machine slept, and its clock with it."""
     job = Job().started(step=5)
     effects = [effect for replica in range(3) for effect in job.cut(replica)]
-    job.hello(0)
-    effects += job.pass_time(WAY_BACK, 0)
-    job.hello(1)
-    job.hello(2)
-    effects += job.pass_time(10, 0, 1, 2)
-    assert not removed(effects)
+    assert not removed(effects + come_back(job))
 
 
 def test_whose_connection_closed_while_the_coordinator_stood_still_has_time_to_come_back() -> None:

@@ -31,8 +31,7 @@ async def ended(*, finish: tuple[int, ...], fail: tuple[int, ...], **spec: Any) 
     for replica in fail:
         world.exits(f"r{replica}-a0-0", 1)
     await world.settle()
-    for name in [key[1] for key, it in world.objects.items() if "deletionTimestamp" in it["metadata"]]:
-        world.vanish(name)
+    world.the_deleted_vanish()
     await world.settle()
     return world
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
-from tests.unit.operator.world import NAME, NAMESPACE, Killed, World, manifest
+from tests.unit.operator.world import NAME, NAMESPACE, Killed, World, manifest, template
 
 from fthsdp.coordinator.messages import Cause, Verdict
 from fthsdp.errors import ConfigError
@@ -206,7 +206,7 @@ def switched_off(world: World) -> None:
 
 
 def has_another_template(world: World) -> None:
-    world.user_changes(template={"spec": {"containers": [{"name": "train", "image": "y", "command": ["train"]}]}})
+    world.user_changes(template=template())
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,7 @@ async def failed(times: int, **spec: Any) -> World:
         world.now += 1000.0
         world.exits(f"r2-a{attempt}-1", 1)
         await world.settle()
-        for name in [key[1] for key, it in world.objects.items() if "deletionTimestamp" in it["metadata"]]:
-            world.vanish(name)
+        world.the_deleted_vanish()
         world.now += 1000.0
         await world.train()
     return world
@@ -80,8 +79,7 @@ def test_those_of_a_suspended_job_go_and_do_not_keep_its_coordinator() -> None:
         world = await failed(1)
         world.user_changes(suspend=True)
         await world.settle()
-        for name in [key[1] for key, it in world.objects.items() if "deletionTimestamp" in it["metadata"]]:
-            world.vanish(name)
+        world.the_deleted_vanish()
         await world.settle()
         assert of_replica_2(world) == []
         assert "deletionTimestamp" in world.pod(f"{NAME}-coordinator")["metadata"]

@@ -6,17 +6,13 @@ import asyncio
 from typing import Any
 
 import pytest
-from tests.unit.operator.world import NAME, Killed, World, manifest
+from tests.unit.operator.world import NAME, Killed, World, manifest, template
 
 from fthsdp.coordinator.messages import ReplicaStatus, Role, Status
 from fthsdp_operator.api import REPLICA_LABEL, REVISION_LABEL, JobState, ReplicaState
 
 ACTIVE, STARTING = ReplicaState.ACTIVE, ReplicaState.STARTING
 CHECKPOINT = {"checkpoint": {"path": "/ckpt", "everySteps": 10}}
-
-
-def template(image: str) -> dict[str, Any]:
-    return {"spec": {"containers": [{"name": "train", "image": image, "command": ["train"]}]}}
 
 
 async def trained(**spec: Any) -> World:
@@ -33,19 +29,13 @@ async def changed(*, image: str = "y", **spec: Any) -> World:
     return world
 
 
-def stopped(world: World) -> None:
-    """Pods that were asked to stop are gone."""
-    for name in [key[1] for key, it in world.objects.items() if "deletionTimestamp" in it["metadata"]]:
-        world.vanish(name)
-
-
 def step(world: World) -> int:
     return 10 if world.coordinator is None else world.coordinator.step
 
 
 async def come_back(world: World) -> None:
     """New pods take the place of those that were asked to stop, and train, so far without a step."""
-    stopped(world)
+    world.the_deleted_vanish()
     await world.train(step=step(world) + 10)
 
 
@@ -248,7 +238,7 @@ def test_a_spare_shows_nothing_of_a_step_that_it_failed_in() -> None:
         world = await changed(spares=1)
         await come_back(world)
         assert new_ones(world) == [2, 3]
-        stopped(world)
+        world.the_deleted_vanish()
         await do_steps(world, 1)  # the spare has taken the place of 2
         await world.train(step=step(world))  # which is the new spare
         states = [entry.state for entry in world.job.status.replica_statuses]
@@ -256,7 +246,7 @@ def test_a_spare_shows_nothing_of_a_step_that_it_failed_in() -> None:
         world.exits("r3-a1-0", 1)
         await world.settle()
         assert (new_ones(world), progress(world)) == ([2, 3], ("False", "RollStalled"))
-        stopped(world)
+        world.the_deleted_vanish()
         await world.train(step=step(world))  # now 2 trains in its place
         states = [entry.state for entry in world.job.status.replica_statuses]
         assert (states[2:], progress(world)) == ([ACTIVE, ReplicaState.SPARE], ("False", "RollStalled"))
@@ -269,7 +259,7 @@ def test_a_spare_shows_nothing_of_a_step_that_it_failed_in() -> None:
 def test_a_spare_that_failed_on_its_way_and_stands_by_holds_nobody_up() -> None:
     async def story() -> None:
         world = await changed(spares=1)
-        stopped(world)
+        world.the_deleted_vanish()
         world.kubelets_start_everything()
         world.exits("r3-a1-0", 1)
         await world.settle()
@@ -362,8 +352,7 @@ def test_a_template_that_fails_stops_the_roll_and_costs_the_others_nothing() -> 
         assert {name for name in world.pods if name[1] in "01"} == {"r0-a0-0", "r0-a0-1", "r1-a0-0", "r1-a0-1"}
 
     async def goes_on_without(world: World) -> None:
-        for name in [key[1] for key, it in world.objects.items() if "deletionTimestamp" in it["metadata"]]:
-            world.vanish(name)
+        world.the_deleted_vanish()
         world.kubelets_start_everything()
         await world.settle()
 
@@ -425,8 +414,7 @@ def test_a_corrected_template_is_tried_without_waiting_for_the_end_of_a_backoff(
 def test_a_template_is_replaced_that_never_starts() -> None:
     async def story() -> None:
         world = await changed()
-        for name in [key[1] for key, it in world.objects.items() if "deletionTimestamp" in it["metadata"]]:
-            world.vanish(name)
+        world.the_deleted_vanish()
         world.kubelet_places("r2-a1-0")  # and its image does not exist
         await world.settle()
         assert new_ones(world) == [2]
@@ -504,7 +492,7 @@ async def paused(**spec: Any) -> World:
     for replica in (1, 2):
         world.exits(f"r{replica}-a0-0", 1)
     await world.settle()
-    stopped(world)
+    world.the_deleted_vanish()
     world.kubelets_start_everything()
     await world.settle()
     known = world.coordinator
@@ -593,7 +581,7 @@ def test_recreate_takes_a_paused_job_as_it_is_and_mixes_no_templates() -> None:
         await world.settle()
         assert world.pods == {}
         assert {entry.state for entry in world.job.status.replica_statuses} == {ReplicaState.SUSPENDED}
-        stopped(world)
+        world.the_deleted_vanish()
         await world.settle()
         assert (len(world.pods), new_ones(world)) == (6, [0, 1, 2])
 
@@ -620,7 +608,7 @@ def test_under_recreate_who_is_down_waits_for_those_who_could_not_be_let_go_so_f
         world.coordinator = known
         await world.settle()
         assert world.pods == {}
-        stopped(world)
+        world.the_deleted_vanish()
         await world.settle()
         assert (attempts(world), new_ones(world)) == ([number + 1 for number in before], [0, 1, 2])
 
@@ -637,7 +625,7 @@ def test_under_recreate_a_job_that_has_not_begun_waits_for_nobody() -> None:
         await world.settle()
         world.user_changes(template=template("y"))
         await world.settle()
-        stopped(world)
+        world.the_deleted_vanish()
         await world.settle()
         assert (len(world.pods), new_ones(world)) == (6, [0, 1, 2])
 
@@ -651,7 +639,7 @@ def test_under_recreate_one_that_was_scaled_away_and_is_still_needed_holds_nobod
         await world.settle()
         world.user_changes(template=template("y"), replicas=1)
         await world.settle()
-        stopped(world)
+        world.the_deleted_vanish()
         await world.settle()
         world.now += 1000
         await world.settle()
@@ -681,8 +669,7 @@ def test_an_operator_killed_anywhere_in_a_roll_goes_on_as_if_it_had_not_been(typ
                 await world.look()
             world.kill_at = None
         await world.settle()
-        for name in [key[1] for key, it in world.objects.items() if "deletionTimestamp" in it["metadata"]]:
-            world.vanish(name)
+        world.the_deleted_vanish()
         await world.settle()
         return attempts(world), new_ones(world), sorted(world.pods)
 

@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Any, TypeVar
 
 import pytest
-from tests.unit.operator.world import NAME, NAMESPACE, Killed, World, manifest
+from tests.unit.operator.world import NAME, NAMESPACE, Killed, World, manifest, template
 
 from fthsdp.coordinator.messages import Exited, Status
 from fthsdp_operator.api import KIND, Job
@@ -96,7 +96,7 @@ def spend_the_last_of_the_job(world: World) -> None:
 
 
 def change_the_template(world: World) -> None:
-    world.user_changes(template={"spec": {"containers": [{"name": "train", "image": "y", "command": ["train"]}]}})
+    world.user_changes(template=template())
 
 
 def keep_checkpoints_and_change_all_at_once(world: World) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from tests.unit.operator.world import NAME, World, manifest
+from tests.unit.operator.world import NAME, World, manifest, template
 
 from fthsdp_operator.api import JobState, ReplicaState
 
@@ -22,12 +22,6 @@ async def suspended(**spec: Any) -> World:
     return world
 
 
-def stopped(world: World) -> None:
-    """All pods that were asked to stop have."""
-    for name in [key[1] for key, it in world.objects.items() if "deletionTimestamp" in it["metadata"]]:
-        world.vanish(name)
-
-
 def warnings(world: World) -> list[str]:
     return [event.reason for event in world.events if event.warning]
 
@@ -40,7 +34,7 @@ def test_the_coordinator_stays_until_the_replicas_have_left() -> None:
         world.vanish("r0-a0-0")
         await world.settle()
         assert "deletionTimestamp" not in world.pod(COORDINATOR)["metadata"]
-        stopped(world)
+        world.the_deleted_vanish()
         await world.settle()
         assert "deletionTimestamp" in world.pod(COORDINATOR)["metadata"]
 
@@ -96,7 +90,7 @@ def test_who_is_resumed_waits_for_those_who_write_the_checkpoint() -> None:
         await world.settle()
         assert world.pods == {}
         assert {entry.state for entry in world.job.status.replica_statuses} == {ReplicaState.SUSPENDED}
-        stopped(world)
+        world.the_deleted_vanish()
         await world.settle()
         assert sorted(world.pods) == [f"r{replica}-a1-{index}" for replica in range(3) for index in range(2)]
 
@@ -112,7 +106,7 @@ def test_one_that_is_scaled_away_meanwhile_may_be_the_one_that_writes_it() -> No
             world.vanish(name)
         await world.settle()
         assert world.pods == {}
-        stopped(world)
+        world.the_deleted_vanish()
         await world.settle()
         assert sorted(world.pods) == ["r0-a1-0", "r0-a1-1", "r1-a1-0", "r1-a1-1"]
 
@@ -125,7 +119,7 @@ def test_replicas_that_are_added_as_the_job_is_resumed_hold_nobody_up() -> None:
         world.user_changes(suspend=False, replicas=4)
         await world.settle()
         assert sorted(world.pods) == ["r3-a0-0", "r3-a0-1"]
-        stopped(world)
+        world.the_deleted_vanish()
         await world.settle()
         assert len(world.pods) == 8
 
@@ -146,8 +140,8 @@ def test_a_template_that_is_changed_while_nothing_runs_is_rolled_out_when_all_ar
     async def story() -> None:
         world = await suspended(**CHECKPOINT)
         old = world.job.status.current_revision
-        stopped(world)
-        world.user_changes(template={"spec": {"containers": [{"name": "train", "image": "y", "command": ["train"]}]}})
+        world.the_deleted_vanish()
+        world.user_changes(template=template())
         await world.settle()
         assert world.job.status.current_revision == old != world.job.status.update_revision
         world.user_changes(suspend=False)
@@ -163,9 +157,8 @@ def test_a_template_that_is_changed_while_nothing_runs_is_rolled_out_when_all_ar
 def test_what_was_changed_meanwhile_is_what_is_started() -> None:
     async def story() -> None:
         world = await suspended(**CHECKPOINT)
-        stopped(world)
-        template = {"spec": {"containers": [{"name": "train", "image": "y", "command": ["train"]}]}}
-        world.user_changes(suspend=False, template=template, replicas=2)
+        world.the_deleted_vanish()
+        world.user_changes(suspend=False, template=template(), replicas=2)
         await world.settle()
         assert sorted(world.pods) == ["r0-a1-0", "r0-a1-1", "r1-a1-0", "r1-a1-1"]
         assert world.pod("r0-a1-0")["spec"]["containers"][0]["image"] == "y"
@@ -188,7 +181,7 @@ def test_who_had_failed_starts_again_with_all_others_and_nothing_is_held_against
         world.user_changes(suspend=True)
         await world.settle()
         assert {entry.state for entry in world.job.status.replica_statuses} == {ReplicaState.SUSPENDED}
-        stopped(world)
+        world.the_deleted_vanish()
         world.coordinator = None
         world.user_changes(suspend=False)
         await world.train()
@@ -207,7 +200,7 @@ def test_a_failure_before_is_no_part_of_the_same_failure_after() -> None:
         await world.settle()
         world.user_changes(suspend=True)
         await world.settle()
-        stopped(world)
+        world.the_deleted_vanish()
         world.user_changes(suspend=False)
         await world.settle()
         world.kubelets_start_everything()
@@ -228,7 +221,7 @@ def test_who_has_finished_stays_so_and_who_had_not_counts_under_all() -> None:
         await world.settle()
         world.user_changes(suspend=True)
         await world.settle()
-        stopped(world)
+        world.the_deleted_vanish()
         world.coordinator = None
         world.user_changes(suspend=False)
         await world.settle()

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.unit.operator.world import World, manifest
+from tests.unit.operator.world import World, manifest, template
 
 from fthsdp_operator.api import REPLICA_LABEL, ReplicaState
 from fthsdp_operator.observed.observe import NodeView
@@ -39,12 +39,11 @@ def is_well(world: World, replica: int) -> None:
 
 
 def changes_template(world: World) -> None:
-    world.user_changes(template={"spec": {"containers": [{"name": "train", "image": "y", "command": ["train"]}]}})
+    world.user_changes(template=template())
 
 
 async def come_back(world: World) -> None:
-    for name in [key[1] for key, it in world.objects.items() if "deletionTimestamp" in it["metadata"]]:
-        world.vanish(name)
+    world.the_deleted_vanish()
     assert world.coordinator is not None
     await world.train(step=world.coordinator.step + 3)
 

@@ -30,6 +30,11 @@ NAMESPACE, NAME = "team", "llama"
 GRACE = 30.0
 
 
+def template(image: str = "y") -> dict[str, Any]:
+    """Return another template than that of ``manifest``."""
+    return {"spec": {"containers": [{"name": "train", "image": image, "command": ["train"]}]}}
+
+
 def manifest(**spec: Any) -> Manifest:
     """Return a job of three replicas with two pods each."""
     template = {"spec": {"containers": [{"name": "train", "image": "x", "command": ["train"]}]}}
@@ -201,6 +206,11 @@ class World:
         gone = self.objects.pop(key)
         if kind == "Pod":
             self.last_words += [last for last in [view(gone)] if last is not None]
+
+    def the_deleted_vanish(self) -> None:
+        """All that was asked to stop has."""
+        for name in [key[1] for key, it in self.objects.items() if "deletionTimestamp" in it["metadata"]]:
+            self.vanish(name)
 
     def exits(self, name: str, code: int, *, reason: str = "") -> None:
         """The container of a pod ends."""
