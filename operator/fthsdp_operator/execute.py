@@ -17,6 +17,7 @@ import logging
 import math
 import secrets
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import groupby
 from typing import Any, Protocol
 
@@ -73,6 +74,8 @@ class Memory:
         """The job's uid, what was there, and since which Unix time that is known."""
         self._missing: dict[JobKey, tuple[str, frozenset[str]]] = {}
         """The job's uid, and the names of pods that are not there by what the API server answered when asked."""
+        self._silent: dict[JobKey, tuple[tuple[str, str] | None, float]] = {}
+        """Uid and address of a coordinator's pod, and the Unix time since which it has been asked in vain."""
 
     def job(self, key: JobKey, now: float) -> Manifest | None:
         """Return a job as it was read or written a short while ago; None when it may be another one by now."""
@@ -108,6 +111,14 @@ class Memory:
         """These pods were asked for, and are not there; all others are, or nobody asked."""
         self._missing[job.namespace, job.name] = (job.metadata.uid, names)
 
+    def silence(self, key: JobKey, keeper: PodView | None, *, answered: bool, now: float) -> float:
+        """Return the seconds for which this coordinator's pod has been asked in vain: none if it has just answered."""
+        who = None if keeper is None else (keeper.uid, keeper.address)
+        before, since = self._silent.get(key, (None, now))
+        since = now if answered or who != before else min(since, now)
+        self._silent[key] = (who, since)
+        return now - since
+
     def doubt(self, key: JobKey) -> None:
         """The job has changed."""
         self._jobs.pop(key, None)
@@ -122,6 +133,7 @@ class Memory:
         self.forget(key)
         self._versions.pop(key, None)
         self._missing.pop(key, None)
+        self._silent.pop(key, None)
 
 
 def _key(manifest: Mapping[str, Any]) -> JobKey:
@@ -232,7 +244,7 @@ async def _look(
         pods = _all_of(listed, pods, words)
         missing = _missing(job, JobPods.of(pods), words)
     memory.miss(job, missing)
-    return observe(
+    observed = observe(
         job,
         pods,
         last_words=words,
@@ -243,6 +255,8 @@ async def _look(
         fresh_key=secrets.token_hex(32),
         coordinator_image=cluster.coordinator_image,
     )
+    silence = memory.silence((job.namespace, job.name), observed.coordinator_pod, answered=status is not None, now=now)
+    return replace(observed, silence=silence)
 
 
 async def _support(cluster: Cluster, job: Job, memory: Memory, now: float) -> Mapping[Name, bool]:

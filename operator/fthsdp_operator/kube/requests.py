@@ -186,7 +186,7 @@ class Requests:
                 if rest:
                     raise Unanswered(f"{what}: it ended within a line")
             finally:
-                response.close()
+                _hang_up(response)
         except _FAILED as error:
             raise _unanswered(what, error) from error
 
@@ -228,6 +228,13 @@ def trusting(context: ssl.SSLContext, authorities: str) -> aiohttp.TraceConfig:
 
     traces.on_request_exception.append(failed)
     return traces
+
+
+def _hang_up(response: aiohttp.ClientResponse) -> None:
+    """Close the connection of an answer now, if it has not ended: TLS would wait for the server to agree to it."""
+    if response.connection is not None and response.connection.transport is not None:
+        response.connection.transport.abort()
+    response.close()
 
 
 def _unanswered(what: str, error: BaseException) -> Unanswered:

@@ -177,6 +177,8 @@ class Observed:
     may not look at nodes, and then it is empty."""
     coordinator: Status | None = None
     """What the coordinator says; None when it did not answer."""
+    silence: float = 0.0
+    """Seconds for which the coordinator's pod has been asked in vain."""
     last_words: Mapping[str, PodView]
     """By name: pods as a watch event showed them last. They may be gone by now."""
     trouble: str = ""

@@ -39,10 +39,12 @@ from fthsdp_operator.rules.job_status import milestones, newest_failure, status_
 from fthsdp_operator.rules.pod_groups import with_groups
 from fthsdp_operator.rules.roll import roll
 
-__all__ = ["COORDINATOR_LINGER", "POLL", "plan", "refuse"]
+__all__ = ["COORDINATOR_LINGER", "LONGEST_POLL", "POLL", "plan", "refuse"]
 
 POLL = 2.0
 """Seconds after which a job that has pods is looked at again without any event: the coordinator's numbers move on."""
+LONGEST_POLL = 10.0
+"""The same, of a job whose coordinator has not answered for a while: what changes then is told by events."""
 COORDINATOR_LINGER = 30.0
 """Seconds that a coordinator may take to exit by itself after the job is complete."""
 
@@ -101,7 +103,7 @@ def _running(job: Job, observed: Observed, now: float) -> Plan:
             *(event for step in steps for event in step.events),
             *nodes.news(before.status, status),
         ),
-        wake_at=min(now + _poll(job), math.inf if over else expires_at, *(step.wake_at for step in steps)),
+        wake_at=min(now + _poll(job, observed), math.inf if over else expires_at, *(step.wake_at for step in steps)),
     )
 
 
@@ -137,8 +139,10 @@ def _advice(job: Job) -> tuple[Event, ...]:
     return tuple(Event(warning=True, reason="Questionable", message=sentence) for sentence in advice(job.spec))
 
 
-def _poll(job: Job) -> float:
-    return POLL if job.spec.failure_policy.in_place is None else in_place.POLL
+def _poll(job: Job, observed: Observed) -> float:
+    """Ask who answers often, and ever more rarely who does not: of many jobs, that is most of the work at rest."""
+    often = POLL if job.spec.failure_policy.in_place is None else in_place.POLL
+    return max(often, min(observed.silence / 4, LONGEST_POLL))
 
 
 def _in_order(

@@ -100,7 +100,7 @@ class Checks:
         operator.job, operator.todo = job, todo
         operator.saw = frozenset(pod.uid for pod in observed.pods)
         self._rests(operator)
-        self._wakes_in_time(job, now, todo)
+        self._wakes_in_time(job, observed, now, todo)
         self._holds_the_minimum(job, observed, todo)
         self._rolls_gently(job, observed, todo)
         self._keeps_apart(job, observed, todo)
@@ -121,7 +121,7 @@ class Checks:
         if len(operator.looks) > BUSY:
             self.fail(f"{operator.name} has looked at the job {len(operator.looks)} times in {SOON:g} s")
 
-    def _wakes_in_time(self, job: Job, now: float, todo: Plan) -> None:
+    def _wakes_in_time(self, job: Job, observed: Observed, now: float, todo: Plan) -> None:
         """Whatever is due later is woken for, even if no event ever comes again."""
         if job.metadata.deletion_timestamp is not None:
             return
@@ -130,7 +130,8 @@ class Checks:
         if job.status.terminal:
             due = [end + ttl] if ttl is not None and end is not None else []
         elif not job.spec.suspend and not todo.status.terminal:
-            due.append(now + rules.POLL)
+            silent = observed.coordinator is None
+            due.append(now + (max(rules.POLL, rules.LONGEST_POLL) if silent else rules.POLL))
         missed = [time for time in due if now < time < todo.wake_at - SAME]
         if missed:
             wake = f"wake_at is {todo.wake_at - now:.1f} s"

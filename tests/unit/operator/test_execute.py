@@ -14,6 +14,8 @@ from fthsdp_operator.api import JOB_UID_LABEL, KIND, ReplicaState
 from fthsdp_operator.cluster import ClusterError, Conflict, Manifest
 from fthsdp_operator.execute import GLANCE, JOB_KNOWN, Memory, reconcile
 from fthsdp_operator.observed.observe import PodView
+from fthsdp_operator.rules import in_place
+from fthsdp_operator.rules.plan import LONGEST_POLL, POLL
 
 
 class Quota(World):
@@ -493,5 +495,74 @@ def test_nothing_is_done_for_a_job_whose_pods_are_not_known_yet() -> None:
             await world.look()
         assert world.writes == []
         assert world.events == []
+
+    asyncio.run(story())
+
+
+# --- who does not answer is asked ever more rarely -------------------------------------------------------------------
+
+
+async def looks(world: World, memory: Memory, *, seconds: float) -> list[float]:
+    """Look whenever the plan wants to for so long; return how long each of them was waited for."""
+    waits, end = [], world.now + seconds
+    while world.now < end:
+        waits.append(await reconcile(world, NAMESPACE, NAME, world.now, memory=memory))
+        world.now += waits[-1]
+    return waits
+
+
+def test_a_coordinator_that_is_silent_is_asked_ever_more_rarely_until_it_answers() -> None:
+    async def story() -> None:
+        world, memory = World(), Memory()
+        await world.train()
+        answers = world.coordinator
+        assert set(await looks(world, memory, seconds=100)) == {POLL}
+        world.coordinator = None
+        silent = await looks(world, memory, seconds=300)
+        assert silent == sorted(silent)
+        assert (silent[0], silent[-1]) == (POLL, LONGEST_POLL)
+        world.coordinator = answers
+        assert set(await looks(world, memory, seconds=100)) == {POLL}
+
+    asyncio.run(story())
+
+
+def test_another_coordinator_has_not_been_silent() -> None:
+    """It has just been started, and what it says first is waited for."""
+
+    async def story() -> None:
+        world, memory = World(), Memory()
+        await world.train()
+        world.coordinator = None
+        assert (await looks(world, memory, seconds=300))[-1] == LONGEST_POLL
+        world.vanish("coordinator")
+        await reconcile(world, NAMESPACE, NAME, world.now, memory=memory, last_words=world.last_words)
+        while await reconcile(world, NAMESPACE, NAME, world.now, memory=memory) != POLL:
+            world.now += 1.0
+        world.pod("coordinator")["status"] |= {"phase": "Running", "podIP": "10.0.0.7"}
+        assert (await looks(world, memory, seconds=1.0)) == [POLL]
+
+    asyncio.run(story())
+
+
+def test_a_clock_that_is_set_back_makes_nobody_wait() -> None:
+    async def story() -> None:
+        world, memory = World(), Memory()
+        await world.train()
+        world.coordinator = None
+        await looks(world, memory, seconds=300)
+        world.now -= 3600
+        assert (await looks(world, memory, seconds=1.0)) == [POLL]
+
+    asyncio.run(story())
+
+
+def test_pods_with_launchers_of_a_silent_coordinator_are_looked_at_no_more_often_than_others() -> None:
+    async def story() -> None:
+        world, memory = World(manifest(failurePolicy={"inPlace": {}})), Memory()
+        await world.train()
+        assert set(await looks(world, memory, seconds=10)) == {in_place.POLL}
+        world.coordinator = None
+        assert (await looks(world, memory, seconds=300))[-1] == LONGEST_POLL
 
     asyncio.run(story())
