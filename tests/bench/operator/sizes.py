@@ -45,7 +45,7 @@ SIZES = {
         Size(
             name="full",
             pods_per_replica=1042,
-            deletions=24,
+            deletions=12,
             restarts=3,
             idle=60.0,
             peer_sizes=(26, 104),
