@@ -25,6 +25,9 @@ __all__ = ["CNI_FOLDERS", "CNI_PLUGINS", "import_image", "start_in_node", "start
 CNI_FOLDERS = (Path("/usr/lib/cni"), Path("/opt/cni/bin"))
 CNI_PLUGINS = ("ptp", "host-local", "loopback")
 _CGROUPS = Path("/sys/fs/cgroup")
+WEIGHT = 4
+"""The processor time of a node and all its pods, where it is short, next to that of one process of the tests beside it:
+else a pod would take as long to end as a silent one is waited for."""
 _START_TIMEOUT = 60.0
 
 _CONTAINERD = """\
@@ -94,12 +97,16 @@ def _make_cgroups(name: str) -> None:
         for setting in ("cpuset.cpus", "cpuset.mems"):
             if (hierarchy / setting).exists():
                 (hierarchy / name / setting).write_text((hierarchy / setting).read_text())
+        if (hierarchy / name / "cpu.shares").exists():
+            (hierarchy / name / "cpu.shares").write_text(str(WEIGHT * 1024))
 
 
 def _make_unified_cgroup(name: str) -> None:
     controllers = (_CGROUPS / "cgroup.controllers").read_text().split()
     (_CGROUPS / "cgroup.subtree_control").write_text(" ".join(f"+{controller}" for controller in controllers))
     (_CGROUPS / name).mkdir()
+    if (_CGROUPS / name / "cpu.weight").exists():
+        (_CGROUPS / name / "cpu.weight").write_text(str(WEIGHT * 100))
 
 
 def _start_containerd(node: NodeLayout) -> None:
