@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import socket
 import ssl
 import time
 from collections.abc import AsyncIterator
@@ -10,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from datetime import datetime
 from pathlib import Path
+from threading import Event
 from typing import Any, NoReturn
 
 import pytest
@@ -31,10 +34,11 @@ from fthsdp_operator.cluster import (
     Unanswered,
 )
 from fthsdp_operator.kube.apiserver import KubernetesCluster
-from fthsdp_operator.kube.requests import Access
+from fthsdp_operator.kube.requests import Access, Requests
 
 pytestmark = pytest.mark.local
 
+DEADLINE = 20.0
 POD: Manifest = {"kind": "Pod", "metadata": {"name": "p", "namespace": "n"}}
 
 
@@ -246,6 +250,41 @@ def test_calls_are_made_while_there_is_time(tmp_path: Path) -> None:
             assert await cluster.create(POD) == POD
 
     asyncio.run(story())
+
+
+BEGUN = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n3\r\n{}\n\r\n"
+
+
+def frozen(listener: socket.socket, context: ssl.SSLContext, free: Event) -> None:
+    """Begin an answer without an end, and then say and hear nothing until somebody is free to go."""
+    connection, _ = listener.accept()
+    with context.wrap_socket(connection, server_side=True) as secured:
+        secured.recv(65536)
+        secured.sendall(BEGUN)
+        free.wait(DEADLINE)
+
+
+def test_a_watch_that_is_given_up_leaves_no_connection_that_waits_for_its_server(tmp_path: Path) -> None:
+    """TLS ends with a word of both, and a server that is frozen has none."""
+    authority, free = Authority(tmp_path / "authority"), Event()
+    context = server_of(authority, tmp_path / "server")
+
+    async def story(address: str) -> None:
+        access = Access(kubeconfig=kubeconfig_for(address, tmp_path, authority=authority.certificate))
+        requests = await Requests.connect(access)
+        lines = requests.lines("api/v1/pods", query={"watch": "true"}, silence=DEADLINE, opened=lambda: None)
+        assert await anext(lines) == b"{}"
+        await lines.aclose()
+        await requests.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor() as pool:
+        server = pool.submit(frozen, listener, context, free)
+        try:
+            asyncio.run(story(f"https://127.0.0.1:{listener.getsockname()[1]}"))
+            gc.collect()  # a connection that is left warns then, and that fails the test
+        finally:
+            free.set()
+        server.result(DEADLINE)
 
 
 class NoThreads(ThreadPoolExecutor):
