@@ -35,7 +35,18 @@ from fthsdp_operator.api import (
 from fthsdp_operator.cluster import AlreadyExists, Cluster, ClusterError, Conflict, Manifest, NamespaceEnding, Refused
 from fthsdp_operator.manifests import render
 from fthsdp_operator.observed.known import AttemptPods, JobPods
-from fthsdp_operator.observed.observe import JobKey, Name, Observed, PodView, as_restarted, observe, owned
+from fthsdp_operator.observed.observe import (
+    BudgetView,
+    JobKey,
+    Name,
+    Observed,
+    PodView,
+    as_restarted,
+    budget_view,
+    observe,
+    owned,
+)
+from fthsdp_operator.rules import disruption
 from fthsdp_operator.rules.actions import Action, Create, Delete, Event, Label, Plan
 from fthsdp_operator.rules.plan import plan, refuse
 
@@ -72,6 +83,8 @@ class Memory:
         """The newest version of each that the watch has told of."""
         self._whole: dict[JobKey, tuple[str, frozenset[Name], float]] = {}
         """The job's uid, what was there, and since which Unix time that is known."""
+        self._budgets: dict[JobKey, tuple[str, BudgetView, float]] = {}
+        """The job's uid, its disruption budget, and since which Unix time that is known."""
         self._missing: dict[JobKey, tuple[str, frozenset[str]]] = {}
         """The job's uid, and the names of pods that are not there by what the API server answered when asked."""
         self._silent: dict[JobKey, tuple[tuple[str, str] | None, float]] = {}
@@ -102,6 +115,16 @@ class Memory:
         """All of this is there, and the job's own."""
         self._whole[job.namespace, job.name] = (job.metadata.uid, names, now)
 
+    def budget(self, job: Job, now: float) -> BudgetView | None:
+        """Return the job's disruption budget if it was a short while ago as the job wants it now."""
+        uid, budget, since = self._budgets.get((job.namespace, job.name), ("", BudgetView(), 0.0))
+        known = uid == job.metadata.uid and 0 <= now - since < SUPPORT_KNOWN
+        return budget if known and disruption.fits(job, budget) else None
+
+    def keep_budget(self, job: Job, budget: BudgetView, now: float) -> None:
+        """This is the job's disruption budget."""
+        self._budgets[job.namespace, job.name] = (job.metadata.uid, budget, now)
+
     def missing(self, job: Job) -> frozenset[str]:
         """Return which pods the API server was asked for, and has not."""
         uid, names = self._missing.get((job.namespace, job.name), ("", frozenset()))
@@ -127,6 +150,7 @@ class Memory:
         """Something may be amiss with the job, or with what its pods lean on."""
         self._jobs.pop(key, None)
         self._whole.pop(key, None)
+        self._budgets.pop(key, None)
 
     def lose(self, key: JobKey) -> None:
         """The job is gone: so is what its watch has told."""
@@ -200,7 +224,7 @@ async def _step(
         if witness is not None:
             witness.forget(*key)
         return math.inf
-    observed = await _look(cluster, job, last_words, memory, now, trouble)
+    observed, refused = await _look(cluster, job, last_words, memory, now, trouble)
     todo = plan(job, observed, now)
     try:
         written = await _write_status(cluster, manifest, todo)
@@ -213,6 +237,8 @@ async def _step(
         witness.looked(job, observed, todo, now)
     course = _Course(cluster, job, observed, todo, changed=lambda: memory.job(key, now) is None)
     whole = await _act(cluster, job, todo, course, now)
+    if refused is not None:
+        raise refused
     return max(0.0, todo.wake_at - now) if whole else 0.0
 
 
@@ -233,8 +259,11 @@ async def _read(cluster: Cluster, key: JobKey, memory: Memory, now: float) -> tu
 
 async def _look(
     cluster: Cluster, job: Job, last_words: Collection[PodView], memory: Memory, now: float, trouble: str
-) -> Observed:
-    status, support = await asyncio.gather(cluster.coordinator_status(job), _support(cluster, job, memory, now))
+) -> tuple[Observed, Refused | None]:
+    """Return what a plan needs, and what was refused of that which it can do without."""
+    status, support, (budget, refused) = await asyncio.gather(
+        cluster.coordinator_status(job), _support(cluster, job, memory, now), _budget(cluster, job, memory, now)
+    )
     pods: Collection[PodView] = cluster.known_pods(job.namespace, job.name)
     words = tuple(last_words)  # as of the same moment
     missing = _missing(job, JobPods.of(pods), words)
@@ -249,6 +278,7 @@ async def _look(
         pods,
         last_words=words,
         support=support,
+        budget=budget,
         nodes=cluster.nodes(),
         coordinator=status,
         trouble=trouble,
@@ -256,7 +286,7 @@ async def _look(
         coordinator_image=cluster.coordinator_image,
     )
     silence = memory.silence((job.namespace, job.name), observed.coordinator_pod, answered=status is not None, now=now)
-    return replace(observed, silence=silence)
+    return replace(observed, silence=silence), refused
 
 
 async def _support(cluster: Cluster, job: Job, memory: Memory, now: float) -> Mapping[Name, bool]:
@@ -269,6 +299,21 @@ async def _support(cluster: Cluster, job: Job, memory: Memory, now: float) -> Ma
     if len(there) == len(names) and all(there.values()):
         memory.learn(job, frozenset(names), now)
     return there
+
+
+async def _budget(cluster: Cluster, job: Job, memory: Memory, now: float) -> tuple[BudgetView | None, Refused | None]:
+    """Return the job's disruption budget, where it matters; or what was refused: no pod leans on it."""
+    if not disruption.concerns(job):
+        return None, None
+    budget = memory.budget(job, now)
+    if budget is None:
+        try:
+            found = await cluster.get(render.BUDGET, job.namespace, render.budget_name(job.name))
+        except Refused as error:
+            return None, error
+        budget = budget_view(job, found)
+        memory.keep_budget(job, budget, now)
+    return budget, None
 
 
 def _missing(job: Job, pods: JobPods, words: Iterable[PodView]) -> frozenset[str]:
@@ -383,10 +428,11 @@ async def _in_stages(cluster: Cluster, job: Job, todo: Plan, course: _Course) ->
     """Do what a stage asks for once the one before is done; but pods are told what to run whatever failed before.
 
     Those launchers wait for it, and for a while only; what a quota refuses for one replica is not to cost another one.
+    Nor is it to leave those that train without their disruption budget.
     """
     trouble: ClusterError | None = None
-    for (kind, _), stage in groupby(_possible(cluster, job, todo), key=_stage):
-        if trouble is not None and kind is not Label:
+    for (kind, what), stage in groupby(_possible(cluster, job, todo), key=_stage):
+        if trouble is not None and kind is not Label and what != render.BUDGET:
             continue
         try:
             await _together(cluster, job, list(stage), course)
@@ -413,9 +459,11 @@ def _new_pod(action: Action) -> str | None:
 
 
 def _stage(action: Action) -> tuple[type[Action], str]:
-    """A binding needs the role that it names, and pods need everything."""
+    """A binding needs the role that it names, and pods need everything; nothing needs a disruption budget."""
+    if isinstance(action, Delete):
+        return Delete, render.BUDGET if action.kind == render.BUDGET else ""
     kind = action.manifest["kind"] if isinstance(action, Create) else ""
-    return type(action), kind if kind in ("RoleBinding", "Pod") else ""
+    return type(action), kind if kind in ("RoleBinding", "Pod", render.BUDGET) else ""
 
 
 async def _together(cluster: Cluster, job: Job, actions: list[Action], course: _Course) -> None:

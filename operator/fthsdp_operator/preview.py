@@ -27,7 +27,17 @@ from fthsdp_operator.api import (
     parse_job,
 )
 from fthsdp_operator.manifests import render
-from fthsdp_operator.observed.observe import NodeView, PodView, node_view, observe, owned, view
+from fthsdp_operator.observed.observe import (
+    BudgetView,
+    NodeView,
+    PodView,
+    budget_view,
+    node_view,
+    observe,
+    owned,
+    view,
+)
+from fthsdp_operator.rules import disruption
 from fthsdp_operator.rules.actions import Action, Create, Delete, Label, Plan
 from fthsdp_operator.rules.plan import plan
 
@@ -37,6 +47,8 @@ Manifest = Mapping[str, Any]
 
 _KEY = "made at random when it is created"
 """In place of the job's key."""
+_UID = "read when it is looked at"
+"""In place of the uid of what is taken to be there."""
 _LISTS = ("conditions", "replicaStatuses", "avoidedNodes", "nodeFaults")
 """Fields of a status whose changes are told in other words: the last two by events."""
 _LONGEST_LIST = 4
@@ -93,9 +105,11 @@ def preview(objects: Sequence[Manifest], now: float, *, coordinator_image: str, 
         (it["kind"], it["metadata"]["name"]): it for it in render.support(job, key=_KEY)
     }
     there = {(it["kind"], it["metadata"]["name"]): it for it in objects if it["kind"] not in (KIND, "Pod", "Node")}
-    _check_kinds(there, expected)
+    _check_kinds(there, [*expected, (render.BUDGET, "")])
     known = job.status.observed_generation is not None
-    if known and not there:
+    budget = there.pop((render.BUDGET, render.budget_name(job.name)), None)
+    granted = known and not there
+    if granted:
         there = expected
     pods = [it for it in objects if it["kind"] == "Pod"]
     if known and not pods and not with_pods:
@@ -109,14 +123,25 @@ def preview(objects: Sequence[Manifest], now: float, *, coordinator_image: str, 
         job,
         mine,
         support={name: owned(job, there[name]) for name in expected if name in there},
+        budget=_budget(job, budget),
         nodes={name: nodes[name] for name in places & nodes.keys()},
         coordinator=None,
         fresh_key=_KEY,
         coordinator_image=coordinator_image,
     )
     foreign, unknown = len(pods) - len(observed.pods), sorted(places - nodes.keys())
-    assumed = list(_assumptions(job, granted=known and there is expected, foreign=foreign, unknown=unknown))
+    assumed = _assumptions(job, granted=granted, budget=budget is not None, foreign=foreign, unknown=unknown)
     return Preview(job=job, todo=plan(job, observed, now), now=now, assumed=tuple(assumed))
+
+
+def _budget(job: Job, given: Manifest | None) -> BudgetView | None:
+    """Return the job's disruption budget as it is given, else as the status has it."""
+    if not disruption.concerns(job):
+        return None
+    recorded = job.status.disruption_budget
+    if given is None and recorded is not None:
+        return BudgetView(uid=_UID, min_available=recorded)
+    return budget_view(job, given)
 
 
 def _check_kinds(there: Iterable[tuple[str, str]], expected: Iterable[tuple[str, str]]) -> None:
@@ -164,12 +189,14 @@ def _nodes(nodes: Iterable[Manifest]) -> dict[str, NodeView]:
     return found
 
 
-def _assumptions(job: Job, *, granted: bool, foreign: int, unknown: Sequence[str]) -> Iterator[str]:
+def _assumptions(job: Job, *, granted: bool, budget: bool, foreign: int, unknown: Sequence[str]) -> Iterator[str]:
     if foreign:
         pods = "1 pod is" if foreign == 1 else f"{foreign} pods are"
         yield f"{pods} not of this job: passed over."
     if granted:
         yield "Its Secret, ConfigMap, Service, ServiceAccount and Role are taken to be there."
+    if disruption.concerns(job) and job.status.disruption_budget is not None and not budget:
+        yield f"Its {render.BUDGET} is taken to be there, with minAvailable {job.status.disruption_budget}."
     if job.status.start_time is not None and not job.status.terminal:
         yield "Its coordinator is not asked: what it said last stands in the status."
     if unknown and not job.status.terminal:

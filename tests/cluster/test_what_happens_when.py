@@ -20,7 +20,7 @@ from tests.cluster.kube.cluster import Cluster
 from tests.cluster.kube.hardware import Hardware
 from tests.cluster.kube.helm import CHART
 from tests.cluster.kube.kubectl import Kubectl
-from tests.cluster.kube.shell import until
+from tests.cluster.kube.shell import ClusterError, until
 from tests.cluster.kube.training import Training
 from tests.cluster.livejob import LiveJob, entry_of, state_of, trains_in_full
 from tests.cluster.stage import (
@@ -271,20 +271,49 @@ def test_a_pod_is_deleted(job: LiveJob) -> None:
     assert outage.meanwhile > 0
 
 
+def evict(job: LiveJob, replica: int) -> None:
+    """Ask for what a drain asks for; raises ClusterError when that is refused."""
+    metadata = {"name": job.pod(replica), "namespace": NAMESPACE}
+    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata}
+    path = f"/api/v1/namespaces/{NAMESPACE}/pods/{metadata['name']}/eviction"
+    job.kubectl("create", "--raw", path, "--filename", "-", stdin=json.dumps(eviction))
+
+
 def test_a_pod_is_evicted(job: LiveJob) -> None:
     with job.outage(1) as outage:
-        pod = job.pod(1)
-        eviction = {
-            "apiVersion": "policy/v1",
-            "kind": "Eviction",
-            "metadata": {"name": pod, "namespace": NAMESPACE},
-        }
-        path = f"/api/v1/namespaces/{NAMESPACE}/pods/{pod}/eviction"
-        job.kubectl("create", "--raw", path, "--filename", "-", stdin=json.dumps(eviction))
+        evict(job, 1)
     failure = outage.failure(1)
     assert (failure["reason"], failure["action"]) == ("Evicted", "RestartReplicaFree")
     assert outage.restarts(1) == 1
     assert outage.meanwhile > 0
+
+
+def allowed(job: LiveJob) -> list[int]:
+    """Return how many evictions each disruption budget allows, as Kubernetes counts."""
+    found = job.kubectl.items("poddisruptionbudgets", "--namespace", job.namespace)
+    return [it.get("status", {}).get("disruptionsAllowed", 0) for it in found]
+
+
+def test_nodes_are_drained_and_the_job_has_a_disruption_budget(job: LiveJob, stage: Stage) -> None:
+    job.patch({"nodePolicy": {"disruptionBudget": "MinReplicas"}})
+    try:
+        until(lambda: allowed(job) == [2], "all but minReplicas may go", timeout=NOTICED)
+        with job.outage(1, 2) as outage, cordoned(stage.kubectl, *workers(stage.kubectl)):
+            for replica in (1, 2):
+                evict(job, replica)
+            for _ in range(2):  # at once, and when their groups are gone
+                with pytest.raises(ClusterError, match="disruption budget"):
+                    evict(job, 0)
+                job.until(partial(waits_for, "Unschedulable"), "replica 2 finds no node", timeout=NOTICED)
+        assert [outage.failure(replica)["reason"] for replica in (1, 2)] == ["Evicted", "Evicted"]
+        assert outage.meanwhile > 0
+        until(lambda: allowed(job) == [2], "they are back", timeout=NOTICED)
+        with job.outage(0) as outage:
+            evict(job, 0)
+        assert outage.failure(0)["reason"] == "Evicted"
+    finally:
+        job.patch({"nodePolicy": {"disruptionBudget": "None"}})
+    until(lambda: allowed(job) == [], "there is no budget any more", timeout=NOTICED)
 
 
 def test_two_replicas_fail_at_once(job: LiveJob) -> None:

@@ -55,6 +55,10 @@ app.kubernetes.io/part-of: fthsdp
 - apiGroups: [""]
   resources: [events]
   verbs: [get, create, patch]
+# For jobs that ask for a disruption budget; one that they do not want any more, or not so, is deleted.
+- apiGroups: [policy]
+  resources: [poddisruptionbudgets]
+  verbs: [get, create, delete]
 {{- $groups := dict "Native" "scheduling.k8s.io" "Volcano" "scheduling.volcano.sh" "Coscheduling" "scheduling.x-k8s.io" }}
 {{- range .Values.gang.providers }}
 # A group for each attempt of a replica whose job has this provider of gang scheduling.

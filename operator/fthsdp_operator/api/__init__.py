@@ -50,7 +50,14 @@ from fthsdp_operator.api.names import (
     pod_name,
 )
 from fthsdp_operator.api.network import PORTS_PER_ATTEMPT, PORTS_PER_REPLICA, NetworkSpec
-from fthsdp_operator.api.node_policy import Avoid, AvoidMode, NodePolicy, OnCordon, UnhealthyCondition
+from fthsdp_operator.api.node_policy import (
+    Avoid,
+    AvoidMode,
+    DisruptionBudget,
+    NodePolicy,
+    OnCordon,
+    UnhealthyCondition,
+)
 from fthsdp_operator.api.parse import parse_job
 from fthsdp_operator.api.parts import Time, format_time
 from fthsdp_operator.api.placement import PlacementSpec
@@ -110,6 +117,7 @@ __all__ = [
     "CoordinatorSpec",
     "CoordinatorStatus",
     "Deadlines",
+    "DisruptionBudget",
     "EndReason",
     "EventReason",
     "ExitCodeOperator",

@@ -16,6 +16,7 @@ __all__ = [
     "OWN_TAINT_RULE",
     "Avoid",
     "AvoidMode",
+    "DisruptionBudget",
     "NodePolicy",
     "OnCordon",
     "UnhealthyCondition",
@@ -47,6 +48,15 @@ class OnCordon(StrEnum):
     """It stays: a cordon keeps new pods away, and leaves those alone that run."""
     MIGRATE = "Migrate"
     """It leaves at a step boundary, and starts again elsewhere."""
+
+
+class DisruptionBudget(StrEnum):
+    """What keeps evictions from taking more replicas than the job can spare."""
+
+    NONE = "None"
+    """Nothing: every eviction is allowed, as far as no budget of somebody else forbids it."""
+    MIN_REPLICAS = "MinReplicas"
+    """A PodDisruptionBudget: one is allowed while as many pods are Ready as minReplicas + 1 replicas have."""
 
 
 class AvoidMode(StrEnum):
@@ -102,7 +112,7 @@ class Avoid(SpecPart):
 
 class NodePolicy(SpecPart):
     """What follows from the state of nodes. All of it needs an operator that may look at nodes, but for the avoidance
-    of those on which replicas failed."""
+    of those on which replicas failed, and for the disruption budget."""
 
     unreachable_seconds: int = Field(default=60, ge=1, le=24 * 3600)
     """Seconds for which a node has not been Ready, after which a replica with a pod there starts again elsewhere, at no
@@ -139,6 +149,10 @@ class NodePolicy(SpecPart):
     on_cordon: OnCordon = Field(default=OnCordon.IGNORE, strict=False)
     """Ignore: a cordoned node keeps its replicas, as Kubernetes means it. Migrate: they leave it at step boundaries, at
     no cost, one at a time and never below minReplicas; without room elsewhere the one that left waits for it."""
+    disruption_budget: DisruptionBudget = Field(default=DisruptionBudget.NONE, strict=False)
+    """MinReplicas: a PodDisruptionBudget lets a drain, and whoever else evicts pods, take one only while as many are
+    Ready as minReplicas + 1 replicas have, or all where that is more than there are. Not together with another budget
+    that selects the same pods: Kubernetes evicts no pod that two select."""
     avoid: Avoid = Avoid()
     """Nodes on which replicas failed again and again."""
 

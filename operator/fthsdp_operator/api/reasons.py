@@ -41,6 +41,10 @@ _StalledReason: TypeAlias = (
         Literal["CoordinatorHeld"],
         "The coordinator's pod is to go and does not, so no other can be started; the message says what keeps it.",
     ]
+    | Annotated[
+        Literal["BudgetNameTaken"],
+        "The name of the job's PodDisruptionBudget is taken, so the job has none; the message says what to do.",
+    ]
     | Annotated[Literal["ReplicasWait"], "They have for five minutes; the message says who, and for what."]
     | Annotated[Literal["NobodyWaits"], "Nothing was refused, and no replica waits for so long."]
 )

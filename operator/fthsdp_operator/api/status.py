@@ -277,6 +277,8 @@ class JobStatus(StatusPart):
     """Each replica, by index."""
     coordinator: CoordinatorStatus = CoordinatorStatus()
     """The coordinator's pod."""
+    disruption_budget: int | None = None
+    """Ready pods that the job's PodDisruptionBudget asks for; unset without one."""
     avoided_nodes: Annotated[
         tuple[AvoidedNode, ...],
         Field(json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}),

@@ -20,6 +20,7 @@ from fthsdp_operator.kube.collection import Collection
 from fthsdp_operator.kube.coordinators import Coordinators
 from fthsdp_operator.kube.requests import Access, NotFound, Requests
 from fthsdp_operator.manifests.gang import GROUP_API, group_kind
+from fthsdp_operator.manifests.render import BUDGET
 from fthsdp_operator.observed.known import JobPods
 from fthsdp_operator.observed.observe import NodeView, PodView, view
 from fthsdp_operator.rules.actions import Event
@@ -41,6 +42,7 @@ _COLLECTIONS = {
     "Event": "api/v1/namespaces/{}/events",
     "Lease": "apis/coordination.k8s.io/v1/namespaces/{}/leases",
     "Role": "apis/rbac.authorization.k8s.io/v1/namespaces/{}/roles",
+    BUDGET: "apis/policy/v1/namespaces/{}/poddisruptionbudgets",
     "RoleBinding": "apis/rbac.authorization.k8s.io/v1/namespaces/{}/rolebindings",
     **{group_kind(provider): f"apis/{api}/namespaces/{{}}/podgroups" for provider, api in GROUP_API.items()},
 }

@@ -25,6 +25,7 @@ from fthsdp_operator.api import (
     REPLICA_LABEL,
     REVISION_LABEL,
     ROLE_LABEL,
+    DisruptionBudget,
     InPlace,
     Job,
     Role,
@@ -36,11 +37,15 @@ from fthsdp_operator.manifests.adapt import adapt, lead, master_port
 from fthsdp_operator.manifests.placement import place
 
 __all__ = [
+    "BUDGET",
     "COORDINATOR_PORT",
     "KEY_FILE",
+    "budget_name",
     "config_map_name",
     "coordinator_config",
     "coordinator_pod",
+    "disruption_budget",
+    "min_available",
     "pod_group",
     "secret_name",
     "selector",
@@ -51,6 +56,7 @@ __all__ = [
 
 Manifest = dict[str, Any]
 
+BUDGET = "PodDisruptionBudget"
 COORDINATOR_PORT = 29400
 _COORDINATOR = "coordinator"
 """Name of its container, and of its port."""
@@ -75,6 +81,11 @@ def secret_name(job: str) -> str:
 def config_map_name(job: str) -> str:
     """Name of the ConfigMap in which the coordinator keeps the epoch."""
     return f"{job}-epoch"
+
+
+def budget_name(job: str) -> str:
+    """Name of the job's PodDisruptionBudget: people call theirs as the job, or after its kind."""
+    return f"{job}-min-replicas"
 
 
 def selector(job: str) -> str:
@@ -328,6 +339,30 @@ def support(job: Job, *, key: str) -> Iterator[Manifest]:
     yield _object(job, _RBAC, "Role", name, {"rules": [_only_the_epoch(job)]})
     yield _object(job, _RBAC, "RoleBinding", name, _binding(job))
     yield _object(job, "v1", "Service", job.name, {"spec": _service(job)})
+
+
+def min_available(job: Job) -> int | None:
+    """Return how many training pods have to be left Ready after an eviction; None where that is not limited.
+
+    One fewer than minReplicas + 1 replicas have, so that one of these may go; of a job that can spare none, one fewer
+    than all have: a drain has to end.
+    """
+    spec = job.spec
+    if spec.node_policy.disruption_budget is DisruptionBudget.NONE:
+        return None
+    return min(spec.min_replicas + 1, spec.replicas) * spec.pods_per_replica - 1
+
+
+def disruption_budget(job: Job) -> Manifest:
+    """Return the budget of a job that has one."""
+    spec = {
+        # The scale subresource counts replicas, so only a number of pods is taken for what it is.
+        "minAvailable": min_available(job),
+        "selector": {"matchLabels": {JOB_LABEL: job.name, ROLE_LABEL: str(Role.TRAINER)}},
+        # Who does not train yet holds no drain up.
+        "unhealthyPodEvictionPolicy": "AlwaysAllow",
+    }
+    return _object(job, "policy/v1", BUDGET, budget_name(job.name), {"spec": spec})
 
 
 _RBAC = "rbac.authorization.k8s.io/v1"

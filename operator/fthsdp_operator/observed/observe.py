@@ -41,6 +41,7 @@ from fthsdp_operator.observed.containers import (
 from fthsdp_operator.observed.known import AttemptPods, JobPods, KnownNodes, NodeKind
 
 __all__ = [
+    "BudgetView",
     "Exit",
     "Hold",
     "JobKey",
@@ -49,6 +50,7 @@ __all__ = [
     "Observed",
     "PodView",
     "as_restarted",
+    "budget_view",
     "node_view",
     "observe",
     "owned",
@@ -162,6 +164,20 @@ class NodeView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetView:
+    """What has the name of the job's disruption budget."""
+
+    uid: str = ""
+    """Empty where nothing has."""
+    foreign: bool = False
+    """It is not the job's."""
+    going: bool = False
+    """Somebody deleted it, and a finalizer keeps it."""
+    min_available: int | str | None = None
+    """Pods, as the operator writes it; people may write a share of them, or nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
     """Everything outside the job's own object that a plan depends on."""
 
@@ -172,6 +188,8 @@ class Observed:
     foreign: frozenset[Name] = frozenset()
     """Those whose names are taken by objects that are not the job's: an earlier job's that are on their way out, or a
     user's."""
+    budget: BudgetView | None = None
+    """Its disruption budget; None where nobody has looked, or may look."""
     nodes: Mapping[str, NodeView] = field(default_factory=dict)
     """By name: the nodes of the cluster. Those of which nothing is known are not here: they are gone, or the operator
     may not look at nodes, and then it is empty."""
@@ -254,6 +272,7 @@ def observe(
     *,
     last_words: Iterable[PodView] = (),
     support: Mapping[Name, bool] = MappingProxyType({}),
+    budget: BudgetView | None = None,
     nodes: Mapping[str, NodeView] = MappingProxyType({}),
     coordinator: Status | None = None,
     trouble: str = "",
@@ -269,6 +288,7 @@ def observe(
         last_words={pod.name: pod for pod in last_words if pod.job_uid == job.metadata.uid},
         support=frozenset(support),
         foreign=frozenset(name for name, ours in support.items() if not ours),
+        budget=budget,
         nodes=nodes,
         coordinator=coordinator,
         trouble=trouble,
@@ -364,6 +384,19 @@ def node_view(node: Manifest) -> NodeView:
             (it.get("key", ""), it.get("value") or "", it.get("effect", "")) for it in spec.get("taints") or ()
         ),
         conditions=_conditions(status),
+    )
+
+
+def budget_view(job: Job, budget: Manifest | None) -> BudgetView:
+    """Turn what has the name of the job's disruption budget into a view; None: nothing has."""
+    if budget is None:
+        return BudgetView()
+    metadata = budget["metadata"]
+    return BudgetView(
+        uid=metadata.get("uid", ""),
+        foreign=not owned(job, budget),
+        going="deletionTimestamp" in metadata,
+        min_available=(budget.get("spec") or {}).get("minAvailable"),
     )
 
 

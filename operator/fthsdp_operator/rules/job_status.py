@@ -19,7 +19,7 @@ from fthsdp_operator.api import (
 )
 from fthsdp_operator.manifests import render
 from fthsdp_operator.observed.observe import Observed
-from fthsdp_operator.rules import deadlines, policy, run
+from fthsdp_operator.rules import deadlines, disruption, policy, run
 from fthsdp_operator.rules.actions import Event
 from fthsdp_operator.rules.replicas import READY
 from fthsdp_operator.rules.roll import STALLED, current_revision, progress
@@ -70,6 +70,7 @@ def status_of(
         conditions=_conditions(job, observed, entries, state, ready, verdict, now),
         replica_statuses=entries,
         coordinator=coordinator or before.coordinator,
+        disruption_budget=disruption.recorded(job, observed),
         avoided_nodes=before.avoided_nodes,
         node_faults=before.node_faults,
         start_time=start_time,
@@ -136,12 +137,13 @@ def _conditions(
     training = f"{ready} of {wanted} replicas train, minReplicas is {least}"
     short = state in (JobState.DEGRADED, JobState.PAUSED)
     stuck, held = deadlines.stalled(entries, now), "" if state in _AT_REST else deadlines.held(observed, now)
+    taken = disruption.taken(job, observed)
     rows: tuple[tuple[ConditionType, bool, ConditionReason, str], ...] = (
         ("Accepted", not observed.foreign, *_acceptance(observed)),
         ("Available", enough, "EnoughReplicas" if enough else "TooFewReplicas", training),
         ("Progressing", *_rolling(job, observed, entries, state)),
         ("Degraded", short, "ReplicasMissing" if short else "NoneMissing", away if short else ""),
-        ("Stalled", bool(observed.trouble or held or stuck), *_stall(observed.trouble, held, stuck)),
+        ("Stalled", bool(observed.trouble or held or stuck or taken), *_stall(observed.trouble, held, stuck, taken)),
         ("Suspended", state is JobState.SUSPENDED, *_suspension(job, observed)),
         ("Complete", state is JobState.COMPLETE, *_ending(state, JobState.COMPLETE, verdict)),
         ("Failed", state is JobState.FAILED, *_ending(state, JobState.FAILED, verdict)),
@@ -173,12 +175,14 @@ def _acceptance(observed: Observed) -> tuple[ConditionReason, str]:
     return "NameTaken", f"{taken}: there already and not of this job; delete it, or give the job another name"
 
 
-def _stall(trouble: str, held: str, stuck: str) -> tuple[ConditionReason, str]:
+def _stall(trouble: str, held: str, stuck: str, taken: str) -> tuple[ConditionReason, str]:
     if held:
         return HELD, held
-    if not trouble:
-        return ("ReplicasWait", stuck) if stuck else ("NobodyWaits", "")
-    return "QuotaExceeded" if "exceeded quota" in trouble else "CallRefused", trouble
+    if trouble:
+        return "QuotaExceeded" if "exceeded quota" in trouble else "CallRefused", trouble
+    if stuck:
+        return "ReplicasWait", stuck
+    return ("BudgetNameTaken", taken) if taken else ("NobodyWaits", "")
 
 
 _AT_REST = (JobState.SUSPENDED, JobState.COMPLETE, JobState.FAILED)

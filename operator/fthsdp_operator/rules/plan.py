@@ -35,6 +35,7 @@ from fthsdp_operator.observed.observe import Observed
 from fthsdp_operator.rules import deadlines, in_place, nodes, policy, replicas, run
 from fthsdp_operator.rules.actions import Action, Create, Delete, Event, Label, Plan, Step, Tell, delete, tell
 from fthsdp_operator.rules.coordinator_pod import keep_coordinator
+from fthsdp_operator.rules.disruption import keep_budget
 from fthsdp_operator.rules.job_status import milestones, newest_failure, status_of
 from fthsdp_operator.rules.pod_groups import with_groups
 from fthsdp_operator.rules.roll import roll
@@ -96,7 +97,10 @@ def _running(job: Job, observed: Observed, now: float) -> Plan:
     status = status_of(job, observed, everything, now, over=over, coordinator=coordinator)
     return Plan(
         status=status,
-        actions=with_groups(job, observed, _in_order(job, observed, steps, everything, now)),
+        actions=(
+            *with_groups(job, observed, _in_order(job, observed, steps, everything, now)),
+            *keep_budget(job, observed),  # last: one that is refused stops nothing
+        ),
         events=(
             *_advice(job),
             *milestones(job, status),

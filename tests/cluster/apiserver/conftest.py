@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Iterator
 
 import pytest
-from tests.cluster.apiserver.server import ApiServer, running, why_not_here
+from tests.cluster.apiserver.server import CONTROLLERS, ApiServer, running, why_not_here
 
 
 @pytest.fixture(scope="package")
@@ -14,7 +14,8 @@ def apiserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
     """Give an API server; skip with the reason where its programs are missing."""
     if reason := why_not_here():
         pytest.skip(reason)
-    with running(tmp_path_factory.mktemp("apiserver")) as server:
+    controllers = (*CONTROLLERS, "disruption-controller")
+    with running(tmp_path_factory.mktemp("apiserver"), controllers=controllers) as server:
         yield server
 
 

@@ -173,6 +173,7 @@ SAME_FIELD = [
     (spec(failurePolicy={"job": {"windowSeconds": 60}}), "spec.failurePolicy.job.limit"),
     (spec(failurePolicy={"backoff": {"stableSeconds": 0}}), "spec.failurePolicy.backoff.stableSeconds"),
     (spec(nodePolicy={"onCordon": "Move"}), "spec.nodePolicy.onCordon"),
+    (spec(nodePolicy={"disruptionBudget": "All"}), "spec.nodePolicy.disruptionBudget"),
     (spec(nodePolicy={"unhealthyTaints": ["a", "a"]}), "spec.nodePolicy.unhealthyTaints"),
     (spec(nodePolicy={"unhealthyConditions": [{"status": "True"}]}), "spec.nodePolicy.unhealthyConditions[0].type"),
     (spec(nodePolicy={"avoid": {"mode": "Required"}}), "spec.nodePolicy.avoid.mode"),
@@ -243,6 +244,7 @@ def test_a_job_comes_back_with_its_defaults(apiserver: ApiServer) -> None:
     assert made["spec"]["deadlines"] == {"startSeconds": 1800}
     nodes = made["spec"]["nodePolicy"]
     assert (nodes["unreachableSeconds"], nodes["forceDelete"], nodes["onCordon"]) == (60, False, "Ignore")
+    assert nodes["disruptionBudget"] == "None"
     assert nodes["avoid"] == {"mode": "Preferred", "threshold": 2, "ttlSeconds": 3600, "maxNodes": 16}
     assert {"type": "GPUMissing", "status": "True"} in nodes["unhealthyConditions"]
     assert nodes["unhealthyTaints"] == ["nvidia.com/gpu-xid-error"]
@@ -255,6 +257,7 @@ def test_the_longest_node_policy_is_accepted(apiserver: ApiServer) -> None:
     policy = {
         "forceDelete": True,
         "onCordon": "Migrate",
+        "disruptionBudget": "MinReplicas",
         "unhealthyConditions": conditions,
         "unhealthyTaints": [f"{number:0316}" for number in range(64)],
         "avoid": {"mode": "None"},

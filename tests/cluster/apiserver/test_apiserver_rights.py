@@ -36,6 +36,9 @@ CHECKED_OTHERWISE: frozenset[Right] = frozenset(
 )
 """Rights that the API server looks for while it answers another request: to give a right, and to block a deletion."""
 
+BUDGET, NO_BUDGET = ({"disruptionBudget": which} for which in ("MinReplicas", "None"))
+"""Node policies: what is made for the one is deleted for the other."""
+
 NAME_TAKEN: Right = ("", "pods", "get")
 """Used where the name of a pod is taken already, or a pod has changed under its deletion."""
 NODES: Right = ("", "nodes", "list")
@@ -119,7 +122,7 @@ def names(attempt: int) -> list[str]:
 def test_a_whole_life_of_a_job_uses_each_right_and_needs_no_other(story: Story, role: Object, tmp_path: Path) -> None:
     story.kubectl("apply", "-f", "-", stdin=json.dumps(role))
     with story.operator():
-        story.start(ttlSecondsAfterFinished=1, template=TEMPLATE, failurePolicy={"inPlace": {}})
+        story.start(ttlSecondsAfterFinished=1, template=TEMPLATE, failurePolicy={"inPlace": {}}, nodePolicy=BUDGET)
         started = ("llama-r2-a0-0", "llama-r2-a0-1", "llama-coordinator")
         story.kubelet_starts(*started)
         with coordinator(story, tmp_path, host="127.0.29.2") as env:
@@ -134,6 +137,8 @@ def test_a_whole_life_of_a_job_uses_each_right_and_needs_no_other(story: Story, 
             story.until(lambda: set(names(attempt)) <= story.pods().keys(), "all pods are back")  # noqa: B023
         everybody = (*names(2), "llama-coordinator")
         story.until(lambda: set(everybody) <= story.pods().keys(), "the coordinator is back as well")
+        story.kubectl("patch", "fthsdp", "llama", "--type=merge", "-p", json.dumps({"spec": {"nodePolicy": NO_BUDGET}}))
+        story.until(lambda: not story.server.items("poddisruptionbudgets", story.namespace), "the budget is gone")
         story.kubelet_starts(*everybody)
         for name in everybody:
             story.kubelet_ends(name, 0, phase="Succeeded")
@@ -270,7 +275,7 @@ class Lives:
     def jobs(self, **changes: Any) -> None:
         """Apply the jobs of those that are left, of one pod and with these changes."""
         small = {"replicas": 1, "minReplicas": 1, "podsPerReplica": 1, "ttlSecondsAfterFinished": 1}
-        spec = {**GOOD["spec"], **small, **changes}
+        spec = {**GOOD["spec"], **small, "nodePolicy": BUDGET, **changes}
         self.apply(*({**GOOD, "metadata": {"name": "llama", "namespace": name}, "spec": spec} for name in self.left))
 
     def objects(self, kind: str) -> dict[str, set[str]]:
@@ -311,6 +316,8 @@ def test_each_right_that_is_taken_away_is_missed(story: Story, role: Object) -> 
             lives.until("pods", lambda names: not names, "the pods are gone")
             lives.jobs()
         lives.until("pods", lambda names: "llama-r0-a2-0" in names and len(names) == 2, "the pods are back")
+        lives.jobs(nodePolicy=NO_BUDGET)
+        lives.until("poddisruptionbudgets", lambda names: not names, "the budgets are gone")
         for name in lives.left:
             there = Story(story.server, name, story.log.parent)
             there.kubelet_starts("llama-r0-a2-0", "llama-coordinator")

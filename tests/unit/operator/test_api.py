@@ -75,6 +75,10 @@ BAD: list[tuple[Change, str]] = [
         "failurePolicy.backoff.stableSeconds is 0: it has to be at",
     ),
     (spec(nodePolicy={"onCordon": "Move"}), "onCordon is 'Move': it has to be 'Ignore' or 'Migrate'"),
+    (
+        spec(nodePolicy={"disruptionBudget": 1}),
+        "nodePolicy.disruptionBudget is 1: it has to be 'None' or 'MinReplicas'",
+    ),
     (spec(nodePolicy={"unreachableSeconds": 0}), "spec.nodePolicy.unreachableSeconds is 0: it has to be at least 1"),
     (spec(nodePolicy={"avoid": {"mode": "Required"}}), "avoid.mode is 'Required': it has to be 'None' or 'Preferred'"),
     (spec(nodePolicy={"avoid": {"maxNodes": 65}}), "spec.nodePolicy.avoid.maxNodes is 65: it has to be at most 64"),

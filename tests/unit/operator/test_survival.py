@@ -170,7 +170,21 @@ def their_node_is_lost(world: World) -> None:
     world.coordinator = world.coordinator.model_copy(update={"replicas": heard})
 
 
+def ask_for_a_budget(world: World) -> None:
+    world.user_changes(nodePolicy={"disruptionBudget": "MinReplicas"})
+
+
+def ask_for_another_one(world: World) -> None:
+    world.user_changes(minReplicas=1)
+
+
+def ask_for_none(world: World) -> None:
+    world.user_changes(nodePolicy={})
+
+
 LONGER = {
+    "make_a_budget_and_another_one": [ask_for_a_budget, ask_for_another_one],
+    "make_a_budget_and_have_none": [ask_for_a_budget, ask_for_none],
     "leave_an_ill_node": [their_node_falls_ill],
     "leave_a_lost_node_by_force": [their_node_is_lost, its_time_is_up],
     "suspend_and_resume": [suspend, everything_has_stopped, resume],
