@@ -56,7 +56,7 @@ class DisruptionBudget(StrEnum):
     NONE = "None"
     """Nothing: every eviction is allowed, as far as no budget of somebody else forbids it."""
     MIN_REPLICAS = "MinReplicas"
-    """A PodDisruptionBudget: one is allowed while as many pods are Ready as minReplicas + 1 replicas have."""
+    """A PodDisruptionBudget: never more are gone at a time than leave minReplicas whole."""
 
 
 class AvoidMode(StrEnum):
@@ -150,9 +150,9 @@ class NodePolicy(SpecPart):
     """Ignore: a cordoned node keeps its replicas, as Kubernetes means it. Migrate: they leave it at step boundaries, at
     no cost, one at a time and never below minReplicas; without room elsewhere the one that left waits for it."""
     disruption_budget: DisruptionBudget = Field(default=DisruptionBudget.NONE, strict=False)
-    """MinReplicas: a PodDisruptionBudget lets a drain, and whoever else evicts pods, take one only while as many are
-    Ready as minReplicas + 1 replicas have, or all where that is more than there are. Not together with another budget
-    that selects the same pods: Kubernetes evicts no pod that two select."""
+    """MinReplicas: a PodDisruptionBudget lets a drain, and whoever else evicts pods, take as many at a time as leave
+    minReplicas whole, and the next ones only when these replicas are back; at least one. Not together with another
+    budget that selects the same pods: Kubernetes evicts no pod that two select."""
     avoid: Avoid = Avoid()
     """Nodes on which replicas failed again and again."""
 

@@ -28,6 +28,7 @@ from fthsdp_operator.api import (
     DisruptionBudget,
     InPlace,
     Job,
+    ReplicaState,
     Role,
     coordinator_name,
     pod_name,
@@ -344,13 +345,15 @@ def support(job: Job, *, key: str) -> Iterator[Manifest]:
 def min_available(job: Job) -> int | None:
     """Return how many training pods have to be left Ready after an eviction; None where that is not limited.
 
-    One fewer than minReplicas + 1 replicas have, so that one of these may go; of a job that can spare none, one fewer
-    than all have: a drain has to end.
+    As many pods may be missing as replicas can be spared: each may be of another one, and takes it along. Of a job that
+    can spare none one may, since a drain has to end.
     """
     spec = job.spec
     if spec.node_policy.disruption_budget is DisruptionBudget.NONE:
         return None
-    return min(spec.min_replicas + 1, spec.replicas) * spec.pods_per_replica - 1
+    abandoned = sum(entry.state is ReplicaState.ABANDONED for entry in job.status.replica_statuses)
+    groups = max(spec.groups - abandoned, 1)
+    return groups * spec.pods_per_replica - max(groups - spec.min_replicas, 1)
 
 
 def disruption_budget(job: Job) -> Manifest:

@@ -99,12 +99,12 @@ def test_the_budget_follows_the_job_and_goes_with_it(story: Drained) -> None:
         story.start(nodePolicy=POLICY)
         story.until(lambda: story.budgets() == {NAME: 5}, "there is a budget")
         story.change(minReplicas=1)
-        story.until(lambda: story.budgets() == {NAME: 3}, "it is another one")
+        story.until(lambda: story.budgets() == {NAME: 4}, "it is another one")
         story.change(nodePolicy={"disruptionBudget": "None"})
         story.until(lambda: story.budgets() == {}, "it is gone")
         story.until(lambda: "disruptionBudget" not in story.job()["status"], "the job knows that")
         story.change(nodePolicy=POLICY)
-        story.until(lambda: story.budgets() == {NAME: 3}, "it is back")
+        story.until(lambda: story.budgets() == {NAME: 4}, "it is back")
     story.kubectl("delete", "fthsdp", "llama", "--timeout=30s")  # with no operator there
     story.until(lambda: story.budgets() == {}, "the garbage collector took it")
 

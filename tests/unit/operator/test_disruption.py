@@ -8,7 +8,17 @@ from typing import Any
 import pytest
 from tests.unit.operator.world import NAME, NAMESPACE, NOW, Killed, World, manifest
 
-from fthsdp_operator.api import JOB_LABEL, KIND, MAX_JOB_NAME, POD_INDEX_LABEL, ROLE_LABEL, Job, parse_job
+from fthsdp_operator.api import (
+    JOB_LABEL,
+    KIND,
+    MAX_JOB_NAME,
+    POD_INDEX_LABEL,
+    ROLE_LABEL,
+    Job,
+    ReplicaState,
+    ReplicaStatus,
+    parse_job,
+)
 from fthsdp_operator.cluster import Forbidden, Manifest
 from fthsdp_operator.execute import SUPPORT_KNOWN, Memory, reconcile
 from fthsdp_operator.manifests import render
@@ -33,19 +43,27 @@ def job_of(**spec: Any) -> Job:
 
 @pytest.mark.parametrize(
     ("replicas", "least", "pods", "wanted"),
-    [(3, 2, 2, 5), (3, 1, 2, 3), (3, 3, 2, 5), (8, 1, 1, 1), (8, 7, 1, 7), (1, 1, 1, 0), (1, 1, 4, 3), (2, 2, 1, 1)],
+    [(3, 2, 2, 5), (3, 1, 2, 4), (3, 3, 2, 5), (8, 1, 1, 1), (8, 7, 1, 7), (1, 1, 1, 0), (1, 1, 4, 3), (2, 2, 1, 1)],
 )
-def test_an_eviction_leaves_the_pods_of_min_replicas_and_one_of_all_is_always_possible(
+def test_evictions_leave_min_replicas_whole_and_one_is_always_possible_while_all_are_there(
     replicas: int, least: int, pods: int, wanted: int
 ) -> None:
     job = job_of(replicas=replicas, minReplicas=least, podsPerReplica=pods)
     assert render.min_available(job) == wanted
     assert wanted < replicas * pods  # else no drain would ever end
-    assert wanted - (pods - 1) >= min(least, replicas - 1) * pods  # the rest of its replica goes as well
+    gone = replicas * pods - wanted  # each may be of another replica, which goes as well
+    assert replicas - gone >= min(least, replicas - 1)
 
 
 def test_spares_may_take_the_place_of_who_is_evicted() -> None:
-    assert render.min_available(job_of(spares=2)) == render.min_available(job_of())
+    assert render.min_available(job_of(spares=2)) == 5 * 2 - 3
+
+
+def test_a_replica_that_was_abandoned_is_not_waited_for() -> None:
+    job = job_of(minReplicas=1)
+    gone = ReplicaStatus(index=2, attempt=1, state=ReplicaState.ABANDONED)
+    status = job.status.model_copy(update={"replica_statuses": (gone,)})
+    assert render.min_available(job.model_copy(update={"status": status})) == 2 * 2 - 1
 
 
 def test_it_selects_the_training_pods_and_goes_with_the_job() -> None:
@@ -190,7 +208,8 @@ def test_it_is_made_once_and_asked_for_ever_so_often() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "wanted"), [({"minReplicas": 1}, 3), ({"replicas": 5}, 5), ({"replicas": 5, "minReplicas": 4}, 9)]
+    ("change", "wanted"),
+    [({"minReplicas": 1}, 4), ({"replicas": 5}, 7), ({"spares": 1}, 6), ({"replicas": 5, "minReplicas": 4}, 9)],
 )
 def test_it_follows_the_job(change: dict[str, int], wanted: int) -> None:
     async def story() -> None:
@@ -200,7 +219,7 @@ def test_it_follows_the_job(change: dict[str, int], wanted: int) -> None:
         world.user_changes(**change)
         await world.settle()
         assert (world.least, world.job.status.disruption_budget) == (wanted, wanted)
-        assert world.budgets() == ([] if wanted == FULL else ["delete", "create"])
+        assert world.budgets() == ["delete", "create"]
 
     asyncio.run(story())
 
@@ -241,7 +260,7 @@ def test_while_the_job_is_suspended_nothing_becomes_of_it_and_nobody_asks(policy
         assert (world.asked, world.writes) == (before, [])
         world.user_changes(suspend=False)
         await world.settle()
-        assert world.least == (3 if policy is ON else None)
+        assert world.least == (4 if policy is ON else None)
 
     asyncio.run(story())
 
@@ -281,7 +300,7 @@ def test_an_operator_that_is_killed_while_it_makes_it_anew_goes_on(at: int) -> N
         assert world.least == (None if at == 3 else FULL)
         world.kill_at, world.memory = None, Memory()
         await world.settle()
-        assert world.least == 3
+        assert world.least == 4
 
     asyncio.run(story())
 
