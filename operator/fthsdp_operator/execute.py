@@ -63,7 +63,7 @@ GLANCE = 0.1
 SUPPORT_KNOWN = 300.0
 """Seconds for which what pods lean on is taken to be there once all of it was: six questions for every look are many.
 When a call for the job fails, it is looked at anew."""
-JOB_KNOWN = 10.0
+JOB_KNOWN = 30.0
 """Seconds for which a job is taken to be as it was read or written last, while the watch tells of no other version: as
 long as it may take to notice a change when the watch is dead."""
 
@@ -79,6 +79,8 @@ class Memory:
     def __init__(self) -> None:
         self._jobs: dict[JobKey, tuple[Manifest, float]] = {}
         """Jobs, and since which Unix time that is known."""
+        self._parsed: dict[JobKey, tuple[Manifest, Job]] = {}
+        """What a job says, and where that is from."""
         self._versions: dict[JobKey, int] = {}
         """The newest version of each that the watch has told of."""
         self._whole: dict[JobKey, tuple[str, frozenset[Name], float]] = {}
@@ -96,6 +98,15 @@ class Memory:
         if manifest is None or not 0 <= now - since < JOB_KNOWN:
             return None
         return manifest if _version(manifest) >= self._versions.get(key, 0) else None
+
+    def parsed(self, manifest: Manifest) -> Job:
+        """Return what a job says; raises ConfigError when it cannot be understood."""
+        key = _key(manifest)
+        source, job = self._parsed.get(key, (None, None))
+        if job is None or source is not manifest:
+            job = parse_job(manifest)
+            self._parsed[key] = (manifest, job)
+        return job
 
     def keep(self, manifest: Manifest, now: float) -> None:
         """The API server has answered this to a question or a write of ours."""
@@ -156,6 +167,7 @@ class Memory:
         """The job is gone: so is what its watch has told."""
         self.forget(key)
         self._versions.pop(key, None)
+        self._parsed.pop(key, None)
         self._missing.pop(key, None)
         self._silent.pop(key, None)
 
@@ -251,7 +263,7 @@ async def _read(cluster: Cluster, key: JobKey, memory: Memory, now: float) -> tu
             return None, {}
         memory.keep(manifest, now)
     try:
-        return parse_job(manifest), manifest
+        return memory.parsed(manifest), manifest
     except ConfigError as error:
         await _write_status(cluster, manifest, refuse(manifest, str(error), now))
         return None, manifest

@@ -100,13 +100,14 @@ class Coordinators:
         except (ClusterError, WireError) as error:
             log.debug("%s/%s: no answer from the coordinator: %s", job.namespace, job.name, error)
             line.speaks = loop.time() - began < PATIENCE
-            await line.lose(client)
+            if line.speaks:  # somebody was there, and wants another key or certificate
+                await line.lose(client)
             return None
         line.speaks = True
         return answer
 
     async def _client(self, line: _Line, job: Job, address: str) -> OperatorClient | None:
-        """Return the connection; key and certificates are read anew only after it was lost."""
+        """Return the connection; key and certificates are read anew only after it was refused, and for another pod."""
         if line.client is not None and line.address == address:
             return line.client
         await line.lose(line.client)
