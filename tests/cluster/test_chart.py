@@ -88,6 +88,7 @@ def test_the_operator_may_do_nothing_beyond_this(template: Render) -> None:
         *(("", "configmaps", verb) for verb in ("get", "create", "update")),
         *(("", "events", verb) for verb in ("get", "create", "patch")),
         *(("", "nodes", verb) for verb in ("list", "watch")),
+        *(("policy", "poddisruptionbudgets", verb) for verb in ("get", "create", "delete")),
         *(
             ("rbac.authorization.k8s.io", kind, verb)
             for kind in ("roles", "rolebindings")

@@ -10,9 +10,10 @@ import json
 import math
 import os
 import ssl
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -99,7 +100,22 @@ class Access:
 def _proxy(address: str) -> str | None:
     """Return the proxy that the environment names for an address (HTTPS_PROXY, NO_PROXY)."""
     where = urlsplit(address)
-    return None if proxy_bypass(where.hostname or "") else getproxies().get(where.scheme)
+    proxies, host = getproxies(), where.hostname or ""
+    return None if proxy_bypass(host) or _in_a_range(host, proxies.get("no", "")) else proxies.get(where.scheme)
+
+
+def _in_a_range(host: str, ranges: str) -> bool:
+    """Whether NO_PROXY names a range of addresses with this one in it, as kubectl understands it."""
+    with suppress(ValueError):
+        address = ip_address(host)
+        return any(address in network for network in _networks(ranges))
+    return False
+
+
+def _networks(ranges: str) -> Iterator[IPv4Network | IPv6Network]:
+    for word in ranges.split(","):
+        with suppress(ValueError):
+            yield ip_network(word.strip(), strict=False)
 
 
 class Requests:

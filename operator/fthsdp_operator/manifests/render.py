@@ -294,10 +294,17 @@ def coordinator_pod(job: Job, *, image: str) -> Manifest:
                 "runAsGroup": 65532,
                 "seccompProfile": {"type": "RuntimeDefault"},
             },
+            **_pull_secrets(job),
             "containers": [_coordinator_container(job, image)],
             "volumes": _volumes(job),
         },
     }
+
+
+def _pull_secrets(job: Job) -> Manifest:
+    """Those of the template: what its pods may pull from, this one may as well."""
+    secrets = job.spec.template["spec"].get("imagePullSecrets")
+    return {"imagePullSecrets": copy.deepcopy(secrets)} if secrets else {}
 
 
 def _coordinator_container(job: Job, image: str) -> Manifest:

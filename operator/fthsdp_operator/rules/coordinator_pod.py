@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 from fthsdp_operator.api import CoordinatorStatus, Job
 from fthsdp_operator.manifests import render
 from fthsdp_operator.observed.observe import Observed, PodView
-from fthsdp_operator.rules import nodes, policy
+from fthsdp_operator.rules import deadlines, nodes, policy
 from fthsdp_operator.rules.actions import Create, Event, Step, by_force, delete
 
 __all__ = ["keep_coordinator"]
@@ -31,7 +33,10 @@ def _keep(job: Job, observed: Observed, pod: PodView, now: float, *, over: bool)
     if observed.coordinator is None and nodes.is_dead(job, observed.nodes.get(pod.node or ""), now):
         return Step(actions=delete([pod], "it does not answer, and its node has not been Ready for too long"))
     outdated = pod.config != render.coordinator_config(job) and not _leaving(job, observed, now)
-    return Step(actions=delete([pod], "it was started with other settings") if outdated else ())
+    if outdated:
+        return Step(actions=delete([pod], "it was started with other settings"))
+    said_at = math.inf if pod.created is None or pod.phase != "Pending" else pod.created + deadlines.STALLED
+    return Step(wake_at=said_at if said_at > now else math.inf)
 
 
 def _leaving(job: Job, observed: Observed, now: float) -> bool:

@@ -15,6 +15,7 @@ from fthsdp_operator.rules import failure_rules
 __all__ = [
     "HELD",
     "STALLED",
+    "coordinator_waits",
     "expires_at",
     "held",
     "is_late",
@@ -185,6 +186,18 @@ def stalled(entries: tuple[ReplicaStatus, ...], now: float) -> str:
     words = [f"replica {index}: {it.reason}: {it.message}" for index, it in stuck[:_LONGEST_LIST]]
     more = [f"and {len(stuck) - _LONGEST_LIST} more"] if len(stuck) > _LONGEST_LIST else []
     return "; ".join((*words, *more))
+
+
+def coordinator_waits(observed: Observed, now: float) -> str:
+    """Return a sentence about a coordinator's pod that has not started for long: all replicas wait for it.
+
+    Empty for none.
+    """
+    pod = observed.coordinator_pod
+    if pod is None or not pod.alive or pod.created is None or now < pod.created + STALLED:
+        return ""
+    hold = pod.hold or (_FORGOTTEN if pod.phase == "Pending" and pod.node is None else None)
+    return "" if hold is None else f"{pod.name}: {_name(hold.reason)}: {hold.message}"[:_LONGEST]
 
 
 def held(observed: Observed, now: float) -> str:

@@ -28,6 +28,8 @@ __all__ = ["PROGRESS", "milestones", "newest_failure", "status_of"]
 
 HELD: Literal["CoordinatorHeld"] = "CoordinatorHeld"
 """Reason of the condition Stalled when the coordinator's pod does not go."""
+WAITS: Literal["CoordinatorWaits"] = "CoordinatorWaits"
+"""Reason of the condition Stalled when the coordinator's pod does not start."""
 PROGRESS = 10.0
 """Seconds from one look at the numbers that change with every step to the next that is written down."""
 
@@ -136,14 +138,13 @@ def _conditions(
     enough = ready >= least and state not in (JobState.PAUSED, JobState.SUSPENDED, JobState.FAILED)
     training = f"{ready} of {wanted} replicas train, minReplicas is {least}"
     short = state in (JobState.DEGRADED, JobState.PAUSED)
-    stuck, held = deadlines.stalled(entries, now), "" if state in _AT_REST else deadlines.held(observed, now)
-    taken = disruption.taken(job, observed)
+    stall = _stall(job, observed, entries, now, rests=state in _AT_REST)
     rows: tuple[tuple[ConditionType, bool, ConditionReason, str], ...] = (
         ("Accepted", not observed.foreign, *_acceptance(observed)),
         ("Available", enough, "EnoughReplicas" if enough else "TooFewReplicas", training),
         ("Progressing", *_rolling(job, observed, entries, state)),
         ("Degraded", short, "ReplicasMissing" if short else "NoneMissing", away if short else ""),
-        ("Stalled", bool(observed.trouble or held or stuck or taken), *_stall(observed.trouble, held, stuck, taken)),
+        ("Stalled", stall[0] != "NobodyWaits", *stall),
         ("Suspended", state is JobState.SUSPENDED, *_suspension(job, observed)),
         ("Complete", state is JobState.COMPLETE, *_ending(state, JobState.COMPLETE, verdict)),
         ("Failed", state is JobState.FAILED, *_ending(state, JobState.FAILED, verdict)),
@@ -175,14 +176,19 @@ def _acceptance(observed: Observed) -> tuple[ConditionReason, str]:
     return "NameTaken", f"{taken}: there already and not of this job; delete it, or give the job another name"
 
 
-def _stall(trouble: str, held: str, stuck: str, taken: str) -> tuple[ConditionReason, str]:
-    if held:
-        return HELD, held
-    if trouble:
-        return "QuotaExceeded" if "exceeded quota" in trouble else "CallRefused", trouble
-    if stuck:
-        return "ReplicasWait", stuck
-    return ("BudgetNameTaken", taken) if taken else ("NobodyWaits", "")
+def _stall(
+    job: Job, observed: Observed, entries: tuple[ReplicaStatus, ...], now: float, *, rests: bool
+) -> tuple[ConditionReason, str]:
+    """Return what is said first where several things are to be said: what keeps most others from going on."""
+    quota = "exceeded quota" in observed.trouble
+    found: tuple[tuple[ConditionReason, str], ...] = (
+        (HELD, "" if rests else deadlines.held(observed, now)),
+        ("QuotaExceeded" if quota else "CallRefused", observed.trouble),
+        (WAITS, "" if rests else deadlines.coordinator_waits(observed, now)),
+        ("ReplicasWait", deadlines.stalled(entries, now)),
+        ("BudgetNameTaken", disruption.taken(job, observed)),
+    )
+    return next((one for one in found if one[1]), ("NobodyWaits", ""))
 
 
 _AT_REST = (JobState.SUSPENDED, JobState.COMPLETE, JobState.FAILED)
@@ -217,9 +223,9 @@ def milestones(job: Job, status: JobStatus) -> tuple[Event, ...]:
 
 def _news_of_the_coordinator(job: Job, status: JobStatus) -> tuple[Event, ...]:
     before, after = (_condition_of(it, "Stalled") for it in (job.status, status))
-    if after is None or after.reason != HELD or (before is not None and before.reason == HELD):
-        return ()
-    return (Event(warning=True, reason=HELD, message=after.message),)
+    known = None if before is None else before.reason
+    news = [reason for reason in (HELD, WAITS) if after is not None and after.reason == reason != known]
+    return tuple(Event(warning=True, reason=reason, message=after.message) for reason in news if after is not None)
 
 
 def _news_of_the_roll(job: Job, status: JobStatus) -> tuple[Event, ...]:

@@ -324,9 +324,10 @@ def test_calls_go_through_the_proxy_that_the_environment_names_but_for_whom_it_e
                 assert await direct.create(POD) == POD  # which had looked before
             finally:
                 await cluster.close()
-            monkeypatch.setenv("no_proxy", "127.0.0.1")
-            async with cluster_at(made, tmp_path) as excepted:
-                assert await excepted.create(POD) == POD
+            for exceptions in ("127.0.0.1", "example.com, 127.0.0.0/8", "nonsense/99,::1/128,127.0.0.1/31"):
+                monkeypatch.setenv("no_proxy", exceptions)
+                async with cluster_at(made, tmp_path) as excepted:
+                    assert await excepted.create(POD) == POD
         assert len(asked) == 1
 
     asyncio.run(story())

@@ -8,7 +8,9 @@ import math
 import pytest
 from tests.unit.operator.world import NAME, World, manifest
 
-from fthsdp_operator.api import KIND, JobState, ReplicaState
+from fthsdp_operator.api import KIND, JobState, ReplicaState, format_time
+from fthsdp_operator.cluster import Manifest
+from fthsdp_operator.rules.deadlines import STALLED
 from fthsdp_operator.rules.job_status import PROGRESS
 
 COORDINATOR = f"{NAME}-coordinator"
@@ -468,6 +470,44 @@ def test_a_coordinator_on_a_lost_node_is_removed_by_force() -> None:
         world.now += 33
         await world.settle()
         assert world.pod(COORDINATOR)["metadata"]["uid"] != old
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    ("kept_by", "words"),
+    [
+        (
+            {
+                "containerStatuses": [
+                    {"name": "c", "state": {"waiting": {"reason": "ErrImagePull", "message": "denied"}}}
+                ]
+            },
+            f"{COORDINATOR}: ImagePullFailed: container c: ErrImagePull: denied",
+        ),
+        ({}, f"{COORDINATOR}: Unschedulable: no scheduler has said anything about it"),
+    ],
+    ids=["its image", "no scheduler"],
+)
+def test_a_coordinators_pod_that_does_not_start_is_named_after_five_minutes(kept_by: Manifest, words: str) -> None:
+    async def story() -> None:
+        world = World()
+        await world.settle()
+        world.pod(COORDINATOR)["metadata"]["creationTimestamp"] = format_time(world.now)
+        world.pod(COORDINATOR)["status"] |= kept_by
+        world.now += STALLED - 1
+        assert await world.look() <= 1.0
+        assert world.condition("Stalled").reason == "NobodyWaits"
+        world.now += 1
+        await world.settle()
+        stalled = world.condition("Stalled")
+        assert (stalled.status, stalled.reason, stalled.message) == ("True", "CoordinatorWaits", words)
+        await world.look()
+        assert [event.message for event in world.events if event.reason == "CoordinatorWaits"] == [words]
+        world.kubelets_start_everything()
+        world.pod(COORDINATOR)["status"].pop("containerStatuses", None)
+        await world.settle()
+        assert world.condition("Stalled").reason == "NobodyWaits"
 
     asyncio.run(story())
 

@@ -178,6 +178,13 @@ def test_the_job_may_name_the_coordinators_image() -> None:
     assert made["spec"]["containers"][0]["image"] == "mine:2"
 
 
+def test_the_coordinator_pulls_its_image_as_the_replicas_pull_theirs() -> None:
+    secrets = [{"name": "registry"}]
+    for given in ({"imagePullSecrets": secrets}, {}):
+        made = render.coordinator_pod(parse_job(manifest(template=template(**given))), image="ours:1")
+        assert made["spec"].get("imagePullSecrets") == given.get("imagePullSecrets")
+
+
 def test_the_coordinator_may_touch_only_the_epoch_of_its_job() -> None:
     made = {it["kind"]: it for it in render.support(parse_job(manifest()), key="k")}
     (rule,) = made["Role"]["rules"]
