@@ -16,8 +16,8 @@ from tests.simulation.operator.world import World
 __all__ = ["Case", "Covered", "cover", "in_place_case", "random_case", "rolling_case", "simplest"]
 
 
-MESHED = 0x6D657368
-"""Mixed into a number to decide about proxies: by chance, and without a part in any other chance."""
+MESHED, BUDGETED = 0x6D657368, 0x62756467
+"""Mixed into a number to decide about proxies and disruption budgets: by chance, and without a part in any other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,9 +34,12 @@ class Case:
     def run(self) -> World:
         """Run it to its end; raises Violation."""
         random = Random(self.number)
+        spec = self.shape(_random_spec(random))
+        if Random(self.number ^ BUDGETED).random() < 0.25:
+            spec["nodePolicy"]["disruptionBudget"] = "MinReplicas"
         world = World(
             self.number,
-            spec=self.shape(_random_spec(random)),
+            spec=spec,
             steps=random.choice([20, 100, 300]),
             poll=random.choice([5.0, 15.0, 40.0]),
             share_of_stills=self.share_of_stills,

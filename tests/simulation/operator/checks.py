@@ -30,7 +30,7 @@ from fthsdp_operator.api import (
 )
 from fthsdp_operator.api.reasons import meanings
 from fthsdp_operator.cluster import Manifest
-from fthsdp_operator.manifests.render import coordinator_config
+from fthsdp_operator.manifests.render import BUDGET, coordinator_config, min_available
 from fthsdp_operator.observed.observe import NodeView, Observed, view
 from fthsdp_operator.rules import plan as rules
 from fthsdp_operator.rules.actions import Create, Delete, Plan
@@ -456,6 +456,9 @@ class Checks:
         assert job is not None
         if thing["kind"] == KIND:
             self._deletes_job(operator, job)
+        elif thing["kind"] == BUDGET:
+            if thing["spec"]["minAvailable"] == min_available(job):
+                self.fail(f"{operator.name} deletes a disruption budget that is as the job wants it")
         elif REPLICA_LABEL not in thing["metadata"]["labels"]:
             self._deletes_coordinator(operator, job, thing)
         elif force:

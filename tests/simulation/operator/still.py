@@ -12,7 +12,8 @@ from dataclasses import replace
 from random import Random
 
 from fthsdp_operator.api import Job, JobStatus, Role
-from fthsdp_operator.observed.observe import Observed, PodView, as_restarted, view
+from fthsdp_operator.manifests import render
+from fthsdp_operator.observed.observe import BudgetView, Observed, PodView, as_restarted, budget_view, view
 from fthsdp_operator.rules import plan as rules
 from fthsdp_operator.rules.actions import Action, Create, Delete, Label, Plan, Tell
 
@@ -115,6 +116,8 @@ class Still:
                     self._create(action)
                 case Delete(kind="Pod"):
                     self._delete(action)
+                case Delete(kind=render.BUDGET):
+                    self._observed = replace(self._observed, budget=BudgetView())
                 case Delete():
                     self._job = None
                 case Label():
@@ -127,6 +130,10 @@ class Still:
         self._made += 1
         metadata = action.manifest["metadata"]
         made = {**action.manifest, "metadata": {**metadata, "uid": f"still-{self._made}"}}
+        if made["kind"] == render.BUDGET:
+            assert self._job is not None
+            self._observed = replace(self._observed, budget=budget_view(self._job, made))
+            return
         if made["kind"] != "Pod":
             known = self._observed.support | {(made["kind"], metadata["name"])}
             self._observed = replace(self._observed, support=known)
