@@ -294,6 +294,24 @@ def test_a_policy_lets_the_operator_reach_the_coordinators_that_it_renders(templ
     assert [port["port"] for port in coordinators["ports"]] == [render.COORDINATOR_PORT]
 
 
+def test_the_addresses_of_the_api_server_can_be_named(template: Render) -> None:
+    given = ("networkPolicy.enabled=true", "networkPolicy.apiServerCIDRs={10.96.0.1/32,fd00::1/128}")
+    (policy,) = of_kind(template(*given), "NetworkPolicy")
+    api, *_ = policy["spec"]["egress"]
+    assert [peer["ipBlock"]["cidr"] for peer in api["to"]] == ["10.96.0.1/32", "fd00::1/128"]
+    assert api["ports"]
+
+
+def test_several_operators_prefer_different_nodes_unless_somebody_knows_better(template: Render) -> None:
+    several = ("leaderElection.enabled=true", "replicaCount=2")
+    pod = operator_pod(template(*several))
+    (term,) = pod["spec"]["affinity"]["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert selects(term["podAffinityTerm"]["labelSelector"]["matchLabels"], pod["metadata"]["labels"])
+    assert "affinity" not in operator_pod(template())["spec"]
+    given = operator_pod(template(*several, "affinity.nodeAffinity.x=y"))["spec"]["affinity"]
+    assert given == {"nodeAffinity": {"x": "y"}}
+
+
 def test_who_may_scrape_can_be_named(template: Render) -> None:
     def scrapers(*settings: str) -> Object:
         (policy,) = of_kind(template("networkPolicy.enabled=true", *settings), "NetworkPolicy")
@@ -383,6 +401,8 @@ def test_what_people_set_for_the_pod_gets_there(template: Render) -> None:
         ("metrics.port=8080", "'not' failed"),
         ("metrics.serviceMonitor.interval=often", "does not match pattern"),
         ("networkPolicy.apiServerPorts={0}", "want 1"),
+        ("networkPolicy.apiServerCIDRs={10.96.0.1}", "does not match pattern"),
+        ("serviceAccount.create=false", "name the account in serviceAccount.name"),
         ("podDisruptionBudget.minAvailable=1", "additional properties 'minAvailable' not allowed"),
     ],
 )

@@ -1,4 +1,4 @@
-{{/* Name of everything: the release's, so that two releases never meet. */}}
+{{/* Name of everything: the release's, so that two releases of different names never meet. */}}
 {{- define "fthsdp.name" -}}
 {{- $name := ternary .Release.Name (printf "%s-operator" .Release.Name) (hasSuffix "operator" .Release.Name) }}
 {{- $name | trunc 63 | trimSuffix "-" }}
@@ -19,7 +19,7 @@ app.kubernetes.io/part-of: fthsdp
 
 {{- define "fthsdp.serviceAccount" -}}
 {{- if .Values.serviceAccount.create }}{{ default (include "fthsdp.name" .) .Values.serviceAccount.name }}
-{{- else }}{{ default "default" .Values.serviceAccount.name }}{{ end }}
+{{- else }}{{ required "serviceAccount.create is false: name the account in serviceAccount.name" .Values.serviceAccount.name }}{{ end }}
 {{- end }}
 
 {{- define "fthsdp.image" -}}
