@@ -4,7 +4,7 @@
 #   docker build --target trainer  -t fthsdp-trainer  .     PyTorch's image (or yours) with the training library added
 #
 # TORCH_IMAGE is where your training environment comes from: name your own image there. It needs Python 3.11 or newer with
-# pip, and torch; torch itself is neither installed nor changed here.
+# pip, torch (2.15 in the tests) and numpy, which are neither installed nor changed here.
 #
 # A machine that reaches the package index its own way passes two secrets, which stay out of the images:
 #   --secret id=pip.conf,src=…  --secret id=certificates,src=…

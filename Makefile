@@ -5,7 +5,7 @@
 # make e2e    tests/cluster only
 # make soak   the explorations of tests/simulation for an hour, or as long as told: SECONDS=600
 # make bench  35 minutes of measurements; make bench-quick takes five to six minutes
-# make bench-operator        most of an hour: the operator with 12,500 pods on nodes that do not exist
+# make bench-operator        25 minutes: the operator with 12,500 pods on nodes that do not exist
 # make bench-operator-quick  three minutes: with a tenth of them
 # make setup  .venv, which all of these make by themselves
 # make generate  what is generated from the models: the CRD, docs/api.md

@@ -92,7 +92,7 @@ class _Object:
     @property
     def words(self) -> str:
         """What it is."""
-        return (self.model.__doc__ or "") if self.model else self.schema.get("description", "")
+        return inspect.cleandoc(self.model.__doc__ or "") if self.model else self.schema.get("description", "")
 
     def fields(self) -> Iterator[tuple[str, Schema, Any]]:
         """Yield name, schema and Python type of each field."""

@@ -60,7 +60,8 @@ REVISION_LABEL = f"{GROUP}/revision"
 ROLE_LABEL = f"{GROUP}/role"
 """trainer or coordinator; on pods."""
 CONFIG_ANNOTATION = f"{GROUP}/coordinator-config"
-"""What the coordinator was started with, on its pod; when the job says something else by now, it is replaced."""
+"""Numbers and times with which the coordinator was started, on its pod; when the job has others by now, it is
+replaced."""
 
 CONTAINER_ANNOTATION = f"{GROUP}/container"
 """Name of the container that counts: a webhook may put another one first."""
