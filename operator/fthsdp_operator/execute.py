@@ -91,6 +91,8 @@ class Memory:
         """The job's uid, and the names of pods that are not there by what the API server answered when asked."""
         self._silent: dict[JobKey, tuple[tuple[str, str] | None, float]] = {}
         """Uid and address of a coordinator's pod, and the Unix time since which it has been asked in vain."""
+        self._dropped: set[str] = set()
+        """Fields of a status that the API server has dropped."""
 
     def job(self, key: JobKey, now: float) -> Manifest | None:
         """Return a job as it was read or written a short while ago; None when it may be another one by now."""
@@ -153,6 +155,18 @@ class Memory:
         self._silent[key] = (who, since)
         return now - since
 
+    def compare(self, status: Mapping[str, Any], there: Mapping[str, Any]) -> None:
+        """Say it once if the API server drops what is written: then its definition of a job is older than this code."""
+        lost = set(_fields(status)) - set(_fields(there)) - self._dropped
+        if lost:
+            self._dropped |= lost
+            names = ", ".join(sorted(lost))
+            log.warning(
+                "the definition of FTHSDPJob in this cluster is older than this operator, and drops status fields"
+                " without which jobs are not run as they should be: upgrade it (%s)",
+                names,
+            )
+
     def doubt(self, key: JobKey) -> None:
         """The job has changed."""
         self._jobs.pop(key, None)
@@ -170,6 +184,12 @@ class Memory:
         self._parsed.pop(key, None)
         self._missing.pop(key, None)
         self._silent.pop(key, None)
+
+
+def _fields(status: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the names of a status' fields, and of those of its replicas."""
+    yield from status
+    yield from (f"replicaStatuses.{name}" for entry in status.get("replicaStatuses", ()) for name in entry)
 
 
 def _key(manifest: Mapping[str, Any]) -> JobKey:
@@ -245,6 +265,7 @@ async def _step(
         return 0.0
     if written is not None:
         memory.keep(written, now)
+        memory.compare(todo.status.dump(), written.get("status") or {})
     if witness is not None:
         witness.looked(job, observed, todo, now)
     course = _Course(cluster, job, observed, todo, changed=lambda: memory.job(key, now) is None)

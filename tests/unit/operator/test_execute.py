@@ -566,3 +566,35 @@ def test_pods_with_launchers_of_a_silent_coordinator_are_looked_at_no_more_often
         assert (await looks(world, memory, seconds=300))[-1] == LONGEST_POLL
 
     asyncio.run(story())
+
+
+# --- a definition that is older than the operator ---------------------------------------------------------------------
+
+
+class Older(World):
+    """The definition of a job knows neither how many pods run, nor of which template a replica is."""
+
+    async def patch_status(
+        self, namespace: str, name: str, status: Mapping[str, Any], *, resource_version: str
+    ) -> Manifest:
+        kept = {field: value for field, value in status.items() if field != "replicas"}
+        entries = [{name: it[name] for name in it if name != "revision"} for it in kept["replicaStatuses"]]
+        kept["replicaStatuses"] = entries
+        return await super().patch_status(namespace, name, kept, resource_version=resource_version)
+
+
+def test_an_operator_whose_fields_are_dropped_says_once_that_the_definition_is_older(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def story() -> None:
+        memory = Memory()
+        for world in (World(), Older(), Older()):
+            for _ in range(3):
+                await reconcile(world, NAMESPACE, NAME, world.now, memory=memory)
+                world.kubelets_start_everything()
+                world.everybody_trains()
+            memory.lose((NAMESPACE, NAME))
+
+    asyncio.run(story())
+    (said,) = [it.getMessage() for it in caplog.records if "older than this operator" in it.getMessage()]
+    assert said.endswith("upgrade it (replicaStatuses.revision, replicas)")
