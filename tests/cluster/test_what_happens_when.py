@@ -425,9 +425,15 @@ def test_a_node_is_cordoned(job: LiveJob, stage: Stage) -> None:
 
 
 def node_of_replicas_only(job: LiveJob, stage: Stage) -> tuple[str, list[int]]:
-    """Return a node that has neither the operator nor the job's coordinator, and which replicas it has."""
-    nodes = placed(job)
+    """Return a node that has neither the operator nor the job's coordinator, and which replicas it has.
+
+    What happened before may have left none there: then one is sent.
+    """
     needed = {stage.operator_node, job.node(f"{JOB}-coordinator")}
+    if needed.issuperset(placed(job).values()):
+        with cordoned(stage.kubectl, *needed), job.outage(2):
+            delete_pods(job, job.pod(2))
+    nodes = placed(job)
     node = next(node for node in nodes.values() if node not in needed)
     return node, [replica for replica in nodes if nodes[replica] == node]
 
@@ -485,8 +491,8 @@ def is_free(status: Object, node: str, *replicas: int) -> bool:
 
 
 def test_the_kubelet_of_a_node_stops(job: LiveJob, stage: Stage, hardware: Hardware) -> None:
-    before, untouched = job.status(), job.pods_of(0, 1, 2)
     node, _ = node_of_replicas_only(job, stage)  # without its kubelet nobody could read the coordinator's log
+    before, untouched = job.status(), job.pods_of(0, 1, 2)
     with hardware.without_kubelet(node):
         until(lambda: not stage.ready(node), f"{node} is not ready", timeout=NOTICED)
         job.trains_on()
