@@ -6,6 +6,7 @@ objects would cost more than all the rules.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import os
@@ -125,6 +126,8 @@ class Requests:
         self._client = client
         self._client.user_agent = "fthsdp-operator"
         self._time_left: Callable[[], float] = lambda: math.inf
+        self._given_up: set[asyncio.Task[aiohttp.ClientResponse]] = set()
+        """Requests for streams that nobody waits for any more."""
 
     @classmethod
     async def connect(
@@ -154,6 +157,7 @@ class Requests:
     async def close(self) -> None:
         """Close all connections."""
         await self._client.close()
+        await asyncio.gather(*self._given_up, return_exceptions=True)  # they have just lost theirs
 
     async def make(
         self,
@@ -187,7 +191,7 @@ class Requests:
         what = f"watch of {path}"
         limit = aiohttp.ClientTimeout(total=None, sock_connect=REQUEST_TIMEOUT, sock_read=silence)
         try:
-            response = await self._send("GET", path, query, limit)
+            response = await self._open(path, query, limit)
             try:
                 if response.status != 200:
                     _answer(what, response, await response.read())
@@ -205,6 +209,21 @@ class Requests:
                 _hang_up(response)
         except _FAILED as error:
             raise _unanswered(what, error) from error
+
+    async def _open(self, path: str, query: Query, limit: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:
+        """Ask for a stream. Who gives up before it has begun hangs up when it begins, or when all is closed."""
+        asking = asyncio.create_task(self._send("GET", path, query, limit))
+        try:
+            return await asyncio.shield(asking)
+        except asyncio.CancelledError:
+            self._given_up.add(asking)
+            asking.add_done_callback(self._begun_too_late)
+            raise
+
+    def _begun_too_late(self, asking: asyncio.Task[aiohttp.ClientResponse]) -> None:
+        self._given_up.discard(asking)
+        if not asking.cancelled() and asking.exception() is None:
+            _hang_up(asking.result())
 
     async def _send(
         self,

@@ -255,30 +255,38 @@ def test_calls_are_made_while_there_is_time(tmp_path: Path) -> None:
 BEGUN = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n3\r\n{}\n\r\n"
 
 
-def frozen(listener: socket.socket, context: ssl.SSLContext, free: Event) -> None:
-    """Begin an answer without an end, and then say and hear nothing until somebody is free to go."""
+def frozen(listener: socket.socket, context: ssl.SSLContext, answer: bytes, asked: Event, free: Event) -> None:
+    """Begin an answer without an end, or none, and then say and hear nothing until somebody is free to go."""
     connection, _ = listener.accept()
     with context.wrap_socket(connection, server_side=True) as secured:
         secured.recv(65536)
-        secured.sendall(BEGUN)
+        secured.sendall(answer)
+        asked.set()
         free.wait(DEADLINE)
 
 
-def test_a_watch_that_is_given_up_leaves_no_connection_that_waits_for_its_server(tmp_path: Path) -> None:
+@pytest.mark.parametrize("answer", [BEGUN, b""], ids=["that has begun", "that was asked for"])
+def test_a_watch_that_is_given_up_leaves_no_connection_that_waits_for_its_server(tmp_path: Path, answer: bytes) -> None:
     """TLS ends with a word of both, and a server that is frozen has none."""
-    authority, free = Authority(tmp_path / "authority"), Event()
+    authority, asked, free = Authority(tmp_path / "authority"), Event(), Event()
     context = server_of(authority, tmp_path / "server")
 
     async def story(address: str) -> None:
         access = Access(kubeconfig=kubeconfig_for(address, tmp_path, authority=authority.certificate))
         requests = await Requests.connect(access)
         lines = requests.lines("api/v1/pods", query={"watch": "true"}, silence=DEADLINE, opened=lambda: None)
-        assert await anext(lines) == b"{}"
-        await lines.aclose()
+        first = asyncio.create_task(anext(lines))
+        if answer:
+            assert await first == b"{}"
+            await lines.aclose()
+        else:
+            await asyncio.to_thread(asked.wait, DEADLINE)
+            first.cancel()
+            await asyncio.gather(first, return_exceptions=True)
         await requests.close()
 
     with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor() as pool:
-        server = pool.submit(frozen, listener, context, free)
+        server = pool.submit(frozen, listener, context, answer, asked, free)
         try:
             asyncio.run(story(f"https://127.0.0.1:{listener.getsockname()[1]}"))
             gc.collect()  # a connection that is left warns then, and that fails the test
