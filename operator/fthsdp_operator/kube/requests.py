@@ -157,7 +157,9 @@ class Requests:
     async def close(self) -> None:
         """Close all connections."""
         await self._client.close()
-        await asyncio.gather(*self._given_up, return_exceptions=True)  # they have just lost theirs
+        for asking in self._given_up:  # they have just lost theirs, and would try again
+            asking.cancel()
+        await asyncio.gather(*self._given_up, return_exceptions=True)
 
     async def make(
         self,
