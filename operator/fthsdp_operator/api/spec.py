@@ -58,6 +58,19 @@ class CoordinatorSpec(SpecPart):
     )
     """Requests and limits of the coordinator's container, as in any pod; 50m of CPU and 64Mi, and at most 256Mi, where
     unset."""
+    node_selector: dict[str, str] = Field(default_factory=dict)
+    """Labels of the nodes that may take the coordinator's pod; any node where empty. It needs no accelerator, and lives
+    longest away from those that fail."""
+    tolerations: tuple[dict[str, Any], ...] = Field(
+        default=(),
+        strict=False,
+        max_length=64,
+        json_schema_extra={"items": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}},
+    )
+    """Taints of nodes that may take the coordinator's pod nevertheless, as in any pod. It takes none from the
+    template."""
+    priority_class_name: str | None = Field(default=None, min_length=1, max_length=253)
+    """PriorityClass of the coordinator's pod; the cluster's default where unset."""
     start_timeout_seconds: int = Field(default=600, ge=1, le=7 * 24 * 3600)
     """Seconds for which the run waits for all replicas before it begins with minReplicas of them."""
     silence_timeout_seconds: int = Field(default=5, ge=2, le=3600)
@@ -78,6 +91,15 @@ class CoordinatorSpec(SpecPart):
     def other_times(self) -> dict[str, int]:
         """Return those that are not as they are by default."""
         return {name: seconds for name, seconds in self.times().items() if seconds != _TIMES[name]}
+
+    def scheduling(self) -> dict[str, Any]:
+        """Return the fields of the pod's spec that say where it goes, those that are set."""
+        fields = {
+            "nodeSelector": self.node_selector,
+            "tolerations": list(self.tolerations),
+            "priorityClassName": self.priority_class_name,
+        }
+        return {name: value for name, value in fields.items() if value}
 
 
 _TIMES = CoordinatorSpec().times()

@@ -202,6 +202,12 @@ def _equip(container: Manifest, env: Sequence[Manifest], mounts: Sequence[Manife
     container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
 
 
+def _grace(job: Job) -> int:
+    """Seconds that a pod of the template has for its end: none, where it says so."""
+    given: int | None = job.spec.template["spec"].get("terminationGracePeriodSeconds")
+    return 30 if given is None else given
+
+
 def _environment(job: Job, replica: int, attempt: int, port: int) -> list[Manifest]:
     master = f"{pod_name(job.name, replica, attempt, 0)}.{job.name}"
     values = {
@@ -213,7 +219,7 @@ def _environment(job: Job, replica: int, attempt: int, port: int) -> list[Manife
         environment.BATCH_POLICY: job.spec.batch_policy,
         environment.LR_POLICY: job.spec.lr_policy,
         **_checkpoint(job),
-        environment.GRACE: job.spec.template["spec"].get("terminationGracePeriodSeconds") or 30,
+        environment.GRACE: _grace(job),
         environment.COORDINATOR: f"{coordinator_name(job.name)}.{job.name}:{COORDINATOR_PORT}",
         environment.JOB_KEY_FILE: KEY_FILE,
         **_tls(job),
@@ -269,7 +275,7 @@ def coordinator_config(job: Job) -> str:
     spec = job.spec
     sizes = {"replicas": spec.replicas, "minReplicas": spec.min_replicas, "spares": spec.spares}
     # Only where they are others, so that a newer operator does not replace the coordinators of jobs that run.
-    return json.dumps(sizes | spec.coordinator.other_times())
+    return json.dumps(sizes | spec.coordinator.other_times() | spec.coordinator.scheduling())
 
 
 def coordinator_pod(job: Job, *, image: str) -> Manifest:
@@ -295,6 +301,7 @@ def coordinator_pod(job: Job, *, image: str) -> Manifest:
                 "seccompProfile": {"type": "RuntimeDefault"},
             },
             **_pull_secrets(job),
+            **copy.deepcopy(job.spec.coordinator.scheduling()),
             "containers": [_coordinator_container(job, image)],
             "volumes": _volumes(job),
         },

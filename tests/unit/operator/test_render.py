@@ -69,6 +69,27 @@ def test_a_coordinator_is_replaced_for_another_time_and_not_for_a_field_that_has
     assert usual == '{"replicas": 3, "minReplicas": 2, "spares": 0}'
 
 
+def test_the_coordinator_goes_where_the_job_says_and_not_where_the_template_does() -> None:
+    where = {"nodeSelector": {"pool": "cpu"}, "tolerations": [{"operator": "Exists"}], "priorityClassName": "high"}
+    for coordinator, expected in ((where, where), ({}, {})):
+        job = parse_job(manifest(coordinator=coordinator, template=template(nodeSelector={"pool": "gpu"})))
+        made = render.coordinator_pod(job, image="x")["spec"]
+        assert {name: made[name] for name in where if name in made} == expected
+
+
+def test_a_coordinator_is_replaced_when_it_is_to_go_elsewhere() -> None:
+    fields = ({}, {"nodeSelector": {}, "tolerations": []}, {"tolerations": [{"operator": "Exists"}]})
+    usual, same, other = (render.coordinator_config(parse_job(manifest(coordinator=given))) for given in fields)
+    assert usual == same != other
+
+
+@pytest.mark.parametrize(("given", "told"), [({}, "30"), ({"terminationGracePeriodSeconds": None}, "30")] + [
+    ({"terminationGracePeriodSeconds": seconds}, str(seconds)) for seconds in (0, 1, 600)
+])  # fmt: skip
+def test_a_pod_knows_how_long_it_has_for_its_end(given: Manifest, told: str) -> None:
+    assert environment(pod(template=template(**given)))["FTHSDP_GRACE_SECONDS"] == told
+
+
 def test_torchrun_finds_its_numbers() -> None:
     env = environment(pod(processesPerPod=8))
     assert (env["PET_NNODES"], env["PET_NODE_RANK"], env["PET_NPROC_PER_NODE"]) == ("2", "1", "8")
