@@ -45,6 +45,7 @@ from fthsdp_operator.observed.observe import (
     budget_view,
     observe,
     owned,
+    view,
 )
 from fthsdp_operator.rules import disruption
 from fthsdp_operator.rules.actions import Action, Create, Delete, Event, Label, Plan
@@ -58,6 +59,8 @@ IN_FLIGHT = 50
 """Calls of one kind at a time: beyond that, an API server only queues them."""
 NAMESPACE_ENDING = 60.0
 """Seconds between two looks at a job whose namespace is being deleted. Its own deletion is an event."""
+FEW = 16
+"""Pods that are asked for one by one: a list of thousands takes seconds."""
 GLANCE = 0.1
 """Seconds between two glances, while pods are created, at whether that is still right. Thousands take minutes."""
 SUPPORT_KNOWN = 300.0
@@ -301,7 +304,7 @@ async def _look(
     words = tuple(last_words)  # as of the same moment
     missing = _missing(job, JobPods.of(pods), words)
     if not missing <= memory.missing(job):
-        listed = await cluster.list_pods(job.namespace, job.name)
+        listed = await _ask(cluster, job, missing)
         pods, words = cluster.known_pods(job.namespace, job.name), tuple(last_words)
         pods = _all_of(listed, pods, words)
         missing = _missing(job, JobPods.of(pods), words)
@@ -320,6 +323,14 @@ async def _look(
     )
     silence = memory.silence((job.namespace, job.name), observed.coordinator_pod, answered=status is not None, now=now)
     return replace(observed, silence=silence), refused
+
+
+async def _ask(cluster: Cluster, job: Job, names: Collection[str]) -> Collection[PodView]:
+    """Ask the API server for these pods: for all of the job, unless they are few."""
+    if len(names) > FEW:
+        return await cluster.list_pods(job.namespace, job.name)
+    found = await asyncio.gather(*(cluster.get("Pod", job.namespace, name) for name in names))
+    return [pod for pod in (view(it) for it in found if it is not None) if pod is not None]
 
 
 async def _support(cluster: Cluster, job: Job, memory: Memory, now: float) -> Mapping[Name, bool]:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tests.unit.operator.world import NAME, NAMESPACE, World, manifest
 
+from fthsdp_operator import execute
 from fthsdp_operator.api import JOB_UID_LABEL, KIND, ReplicaState
 from fthsdp_operator.cluster import ClusterError, Conflict, Manifest
 from fthsdp_operator.execute import GLANCE, JOB_KNOWN, Memory, reconcile
@@ -113,7 +114,18 @@ class Late(Quota):
         self.asked.append(kind)
         return await super().get(kind, namespace, name)
 
+    @property
+    def asked_for_pods(self) -> int:
+        return self.asked.count("pods") + self.asked.count("Pod")
 
+
+@pytest.fixture(params=[0, 16], ids=["all at once", "one by one"])
+def few(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to how many pods that are missing are asked for one by one."""
+    monkeypatch.setattr(execute, "FEW", request.param)
+
+
+@pytest.mark.usefixtures("few")
 def test_pods_that_another_operator_saw_and_that_nobody_told_us_of_are_not_taken_for_deleted() -> None:
     async def story() -> None:
         world = Late()
@@ -123,13 +135,14 @@ def test_pods_that_another_operator_saw_and_that_nobody_told_us_of_are_not_taken
         world.heard = late
         before = world.pods
         await world.settle()
-        assert "pods" in world.asked
+        assert world.asked_for_pods
         assert world.pods == before
         assert world.job.status.restarts == 0
 
     asyncio.run(story())
 
 
+@pytest.mark.usefixtures("few")
 def test_a_pod_that_is_gone_without_a_word_is_a_failure_once_the_server_says_so() -> None:
     async def story() -> None:
         world = Late()
@@ -139,13 +152,14 @@ def test_a_pod_that_is_gone_without_a_word_is_a_failure_once_the_server_says_so(
         world.tell()
         world.asked.clear()
         await world.look()
-        assert world.asked.count("pods") == 1
+        assert world.asked_for_pods == 1
         assert world.job.status.restarts == 1
 
     asyncio.run(story())
 
 
-def test_while_a_coordinator_waits_for_its_restart_the_server_is_asked_for_all_pods_once() -> None:
+@pytest.mark.usefixtures("few")
+def test_while_a_coordinator_waits_for_its_restart_the_server_is_asked_for_it_once() -> None:
     async def story() -> None:
         world, memory = Late(manifest(failurePolicy={"backoff": {"initialSeconds": 60}})), Memory()
         await world.train()
@@ -159,15 +173,16 @@ def test_while_a_coordinator_waits_for_its_restart_the_server_is_asked_for_all_p
             world.now += 2
             await reconcile(world, NAMESPACE, NAME, world.now, memory=memory)
         assert ("Pod", f"{NAME}-coordinator") not in world.objects
-        assert world.asked.count("pods") == 1
+        assert world.asked_for_pods == 1
         world.now += 60
         await reconcile(world, NAMESPACE, NAME, world.now, memory=memory)
         assert world.job.status.coordinator.starts == 3
-        assert world.asked.count("pods") == 1
+        assert world.asked_for_pods == 1
 
     asyncio.run(story())
 
 
+@pytest.mark.usefixtures("few")
 def test_a_pod_that_is_missing_again_after_it_was_there_is_asked_for_again() -> None:
     async def story() -> None:
         world, memory = Late(manifest(failurePolicy={"backoff": {"initialSeconds": 0}})), Memory()
@@ -178,7 +193,7 @@ def test_a_pod_that_is_missing_again_after_it_was_there_is_asked_for_again() -> 
             for _ in range(4):
                 await reconcile(world, NAMESPACE, NAME, world.now, memory=memory)
             assert ("Pod", f"{NAME}-coordinator") in world.objects
-            assert world.asked.count("pods") == asked
+            assert world.asked_for_pods == asked
 
     asyncio.run(story())
 
@@ -190,7 +205,7 @@ def test_the_server_is_asked_for_no_pods_while_all_of_them_are_known_or_their_en
         world.vanish("r2-a0-1")
         await world.look()
         assert world.job.status.restarts == 1
-        assert "pods" not in world.asked
+        assert not world.asked_for_pods
 
     asyncio.run(story())
 

@@ -11,6 +11,7 @@ from tests.unit.operator.reconciling import working
 from tests.unit.operator.world import NAME, NAMESPACE, World
 
 from fthsdp.coordinator.messages import Status
+from fthsdp_operator import execute
 from fthsdp_operator.api import KIND, Job
 from fthsdp_operator.cluster import ClusterError, Conflict, Manifest
 from fthsdp_operator.observed.observe import PodView, view
@@ -146,6 +147,11 @@ def test_a_pod_whose_end_is_told_while_its_job_is_looked_at_is_not_one_without_a
             asked.append(job)
             return await super().list_pods(namespace, job)
 
+        async def get(self, kind: str, namespace: str, name: str) -> Manifest | None:
+            if kind == "Pod":
+                asked.append(name)
+            return await super().get(kind, namespace, name)
+
     async def story() -> None:
         nonlocal reconciler
         trained, world = Watched(), Busy()
@@ -162,9 +168,13 @@ def test_a_pod_whose_end_is_told_while_its_job_is_looked_at_is_not_one_without_a
     asyncio.run(story())
 
 
+@pytest.mark.parametrize("few", [0, 16], ids=["all are listed", "one is asked for"])
 @pytest.mark.parametrize("told_first", [True, False], ids=["told before the answer", "told after the answer"])
-def test_how_a_pod_ended_is_known_though_it_ends_while_all_pods_are_listed(told_first: bool) -> None:
-    """Another one is missing without a word, so the API server is asked; its answer has neither."""
+def test_how_a_pod_ended_is_known_though_it_ends_while_the_server_is_asked_for_another(
+    told_first: bool, few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One is missing without a word, so the API server is asked; its answer has neither."""
+    monkeypatch.setattr(execute, "FEW", few)
 
     class Asked(Watched):
         ends: PodView | None = None
@@ -175,6 +185,15 @@ def test_how_a_pod_ended_is_known_though_it_ends_while_all_pods_are_listed(told_
             return known if self.ends is None else [*known, self.ends]
 
         async def list_pods(self, namespace: str, job: str) -> list[PodView]:
+            self.end_another()
+            return super().known_pods(namespace, job)
+
+        async def get(self, kind: str, namespace: str, name: str) -> Manifest | None:
+            if kind == "Pod":
+                self.end_another()
+            return await super().get(kind, namespace, name)
+
+        def end_another(self) -> None:
             if "r2-a0-1" in self.pods:
                 running = view(self.pod("r2-a0-1"))
                 self.exits("r2-a0-1", 143)
@@ -184,7 +203,6 @@ def test_how_a_pod_ended_is_known_though_it_ends_while_all_pods_are_listed(told_
                 else:
                     self.ends = running
                     asyncio.get_running_loop().call_later(0.2, tell, ended)
-            return super().known_pods(namespace, job)
 
     def tell(ended: PodView | None) -> None:
         world.ends = None
