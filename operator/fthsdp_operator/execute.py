@@ -472,11 +472,13 @@ async def _in_stages(cluster: Cluster, job: Job, todo: Plan, course: _Course) ->
     """Do what a stage asks for once the one before is done; but pods are told what to run whatever failed before.
 
     Those launchers wait for it, and for a while only; what a quota refuses for one replica is not to cost another one.
-    Nor is it to leave those that train without their disruption budget.
+    Nor is it to leave those that train without their disruption budget. And a pod that may not be deleted keeps nobody
+    from coming back: no other one has its name.
     """
     trouble: ClusterError | None = None
+    blocked = False
     for (kind, what), stage in groupby(_possible(cluster, job, todo), key=_stage):
-        if trouble is not None and kind is not Label and what != render.BUDGET:
+        if blocked and kind is not Label and what != render.BUDGET:
             continue
         try:
             await _together(cluster, job, list(stage), course)
@@ -484,6 +486,7 @@ async def _in_stages(cluster: Cluster, job: Job, todo: Plan, course: _Course) ->
             raise
         except ClusterError as error:
             trouble = trouble or error
+            blocked = blocked or kind is not Delete or not isinstance(error, Refused)
     if trouble is not None:
         raise trouble
 

@@ -144,7 +144,7 @@ class ReplicaStatus(StatusPart):
     restarts_in_a_row: int = 0
     """Those after the last stable time, which space out the next one."""
     ready_since: Time | None = None
-    """Since when it trains, or stands by as a spare."""
+    """When this attempt was first seen to train, or to stand by as a spare; unset for one that has not yet."""
     trains_since_step: int | None = None
     """Its newest step when this attempt was first seen to train; unset for one that has not yet."""
     away_since: Time | None = None
@@ -176,7 +176,8 @@ class CoordinatorStatus(StatusPart):
     starts: int = 0
     """Pods created for it so far."""
     recent_starts: tuple[Time, ...] = ()
-    """Those within the window of failurePolicy.perReplica; they space out further ones."""
+    """Those within the window of failurePolicy.perReplica that nobody asked for; they space out further ones. Other
+    settings, and a suspend, begin anew."""
     pod_uid: str | None = None
     """UID of its pod as it was seen last; unset while one is being created."""
 

@@ -18,7 +18,13 @@ def keep_coordinator(job: Job, observed: Observed, now: float, *, over: bool) ->
     before, pod = job.status.coordinator, observed.coordinator_pod
     if pod is None:
         return (before, Step()) if over else _start(job, observed, now)
-    return before.model_copy(update={"pod_uid": pod.uid}), _keep(job, observed, pod, now, over=over)
+    seen = {"pod_uid": pod.uid, "recent_starts": () if _is_outdated(job, pod) else before.recent_starts}
+    return before.model_copy(update=seen), _keep(job, observed, pod, now, over=over)
+
+
+def _is_outdated(job: Job, pod: PodView) -> bool:
+    """It was started with other settings: that it goes is somebody's wish, and spaces out no further start."""
+    return pod.config != render.coordinator_config(job)
 
 
 def _keep(job: Job, observed: Observed, pod: PodView, now: float, *, over: bool) -> Step:
@@ -32,8 +38,7 @@ def _keep(job: Job, observed: Observed, pod: PodView, now: float, *, over: bool)
         return Step(actions=(lost,)) if now >= overdue else Step(wake_at=overdue)
     if observed.coordinator is None and nodes.is_dead(job, observed.nodes.get(pod.node or ""), now):
         return Step(actions=delete([pod], "it does not answer, and its node has not been Ready for too long"))
-    outdated = pod.config != render.coordinator_config(job) and not _leaving(job, observed, now)
-    if outdated:
+    if _is_outdated(job, pod) and not _leaving(job, observed, now):
         return Step(actions=delete([pod], "it was started with other settings"))
     said_at = math.inf if pod.created is None or pod.phase != "Pending" else pod.created + deadlines.STALLED
     return Step(wake_at=said_at if said_at > now else math.inf)

@@ -196,7 +196,9 @@ def _suspended(job: Job, observed: Observed, now: float) -> Plan:
         else replicas.at_rest(entry, ReplicaState.SUSPENDED)
         for entry in job.status.replica_statuses
     )
-    status = status_of(job, observed, entries, now, state=JobState.SUSPENDED)
+    # That it goes is somebody's wish: when the job is resumed it comes back at once.
+    coordinator = job.status.coordinator.model_copy(update={"recent_starts": ()})
+    status = status_of(job, observed, entries, now, state=JobState.SUSPENDED, coordinator=coordinator)
     stopped_by = run.stopped_by(observed, {pod.replica for pod in observed.trainers}, now)
     # Replicas leave at a boundary and write a checkpoint there, and it is the coordinator that lets them go.
     pods = observed.trainers if stopped_by > now else observed.pods

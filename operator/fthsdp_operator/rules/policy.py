@@ -324,7 +324,7 @@ def _alike(other: ReplicaStatus, failure: Failure, now: float, *, trained: bool)
         return False
     if before.revision is not None and before.revision != failure.revision:
         return False  # it ran another template
-    if before.time >= now:
+    if before.time == now:  # at this look; a clock may have been set back since another one
         return True
     recovered = other.state in (ReplicaState.CATCHING_UP, ReplicaState.ACTIVE, ReplicaState.SPARE)
     return not recovered and (not trained or now - before.time < SIMULTANEOUS)

@@ -252,7 +252,7 @@ def _growing(
             "state": state,
             "next_restart_time": None,
             "first_exit_time": (entry.first_exit_time or now) if exited else None,
-            "ready_since": (entry.ready_since or now) if state in READY else None,
+            "ready_since": entry.ready_since or (now if state in READY else None),
             "trains_since_step": _trains_since_step(observed, entry, state),
             "waiting": deadlines.waiting(job, observed, entry, now, over=over),
         }

@@ -108,9 +108,8 @@ def _turn(entry: ReplicaStatus) -> tuple[bool, int]:
 
 
 def _has_not_joined(observed: Observed, entry: ReplicaStatus) -> bool:
-    """The coordinator has not heard of it: it is about to begin, or hangs; but who has trained is to be heard again."""
-    fresh = entry.state not in READY and entry.trains_since_step is None
-    return fresh and observed.member(entry.index, entry.attempt) is None
+    """The coordinator has not heard of it: it is about to begin, or hangs; but who was ready is to be heard again."""
+    return entry.ready_since is None and observed.member(entry.index, entry.attempt) is None
 
 
 def _catches_up(observed: Observed, entry: ReplicaStatus) -> bool:

@@ -570,6 +570,32 @@ def test_a_coordinator_that_keeps_failing_is_started_ever_more_slowly() -> None:
     asyncio.run(story())
 
 
+def test_a_coordinator_that_gets_new_numbers_again_and_again_is_back_at_once_each_time() -> None:
+    async def story() -> None:
+        world = World()
+        await world.train()
+        for replicas in range(4, 10):
+            world.user_changes(replicas=replicas)
+            await world.settle()
+            world.the_deleted_vanish()
+            await world.settle()
+            assert ("Pod", COORDINATOR) in world.objects
+            await world.train()
+        world.user_changes(suspend=True)
+        await world.settle()
+        for _ in range(3):  # a suspend and a resume are nobody's failure either
+            world.user_changes(suspend=True)
+            await world.settle()
+            world.the_deleted_vanish()
+            await world.settle()
+            world.user_changes(suspend=False)
+            await world.settle()
+            assert ("Pod", COORDINATOR) in world.objects
+            await world.train()
+
+    asyncio.run(story())
+
+
 def test_a_pod_of_an_earlier_job_of_the_same_name_is_not_ours() -> None:
     async def story() -> None:
         earlier = World()

@@ -268,6 +268,9 @@ def test_all_out_of_memory_at_once_is_one() -> None:
         pytest.param(failed(1, reason="Hung"), id="it was taken out"),
         pytest.param(failed(1, rule="flaky"), id="a rule speaks of it"),
         pytest.param(failed(1, during=BACK), id="it fell with those from whom it caught up"),
+        pytest.param(
+            failed(1, ago=-300, state=ACTIVE), id="it trains again, though by a clock that was set back it is to fail"
+        ),
         pytest.param(ReplicaStatus(index=1, state=ACTIVE), id="it never failed"),
     ],
 )

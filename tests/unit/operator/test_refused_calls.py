@@ -10,7 +10,7 @@ import pytest
 from tests.unit.operator.reconciling import working
 from tests.unit.operator.world import NAME, NAMESPACE, World, manifest
 
-from fthsdp_operator.cluster import Manifest, NamespaceEnding, Refused
+from fthsdp_operator.cluster import Manifest, NamespaceEnding, Refused, Unanswered
 from fthsdp_operator.execute import NAMESPACE_ENDING
 
 DEADLINE = 10.0
@@ -87,6 +87,39 @@ def test_after_a_refusal_no_further_pod_is_tried_in_that_look() -> None:
         with pytest.raises(Refused):
             await world.look()
         assert (len(world.pods), world.refusals) == (2, 1)  # and not one for each of a thousand pods
+
+    asyncio.run(story())
+
+
+class Guarded(World):
+    """Somebody's admission webhook lets a pod not be deleted."""
+
+    def __init__(self, job: Manifest, *, guarded: str, error: Exception) -> None:
+        super().__init__(job)
+        self.guarded = guarded
+        self.error = error
+
+    async def delete(self, kind: str, namespace: str, name: str, *, uid: str, grace_seconds: int | None) -> None:
+        if name == self.guarded:
+            raise self.error
+        await super().delete(kind, namespace, name, uid=uid, grace_seconds=grace_seconds)
+
+
+@pytest.mark.parametrize(
+    ("error", "come_back"), [(Refused("denied by a webhook"), True), (Unanswered("no API server"), False)]
+)
+def test_a_pod_that_may_not_be_deleted_keeps_nobody_from_coming_back(error: Exception, come_back: bool) -> None:
+    async def story() -> None:
+        world = Guarded(manifest(replicas=4), guarded=f"{NAME}-r0-a0-1", error=error)
+        await world.train()
+        for lost in ("r0-a0-0", "r1-a0-0", "r2-a0-1"):
+            world.exits(lost, 1)
+        world.vanish(f"{NAME}-coordinator")
+        with pytest.raises(type(error)):
+            await world.look()
+        new = {f"r{replica}-a1-{index}" for replica in range(3) for index in range(2)}
+        assert (new <= world.pods.keys()) is come_back
+        assert (("Pod", f"{NAME}-coordinator") in world.objects) is come_back
 
     asyncio.run(story())
 

@@ -310,6 +310,34 @@ def test_after_a_stable_time_a_replica_is_restarted_at_once_again() -> None:
     asyncio.run(story())
 
 
+def test_a_coordinator_that_is_restarted_leaves_a_replica_as_stable_as_it_was() -> None:
+    async def story() -> None:
+        world = World()
+        for attempt in range(2):
+            await world.train()
+            world.exits(f"r2-a{attempt}-0", 1)
+            await world.settle()
+            world.now += 30
+        await world.train()
+        world.now += 590
+        known, trained_since = world.coordinator, world.job.status.replica(2)
+        assert known is not None
+        world.coordinator = known.model_copy(update={"replicas": ()})  # it has heard of nobody so far
+        await world.settle()
+        assert ReplicaState.ACTIVE not in {entry.state for entry in world.job.status.replica_statuses}
+        world.coordinator = known
+        await world.settle()
+        assert world.job.status.replica(2) == trained_since
+        world.now += 10
+        world.exits("r2-a2-0", 1)
+        await world.settle()
+        entry = world.job.status.replica(2)
+        assert entry is not None
+        assert (entry.next_restart_time, entry.restarts_in_a_row, entry.away_since) == (None, 1, world.now)
+
+    asyncio.run(story())
+
+
 def test_what_costs_no_budget_is_restarted_for_ever_and_ever_more_slowly() -> None:
     async def story() -> None:
         world = World(manifest(failurePolicy={"perReplica": {"limit": 0}, "job": {"limit": 0}}))

@@ -571,6 +571,22 @@ def test_after_a_restart_of_the_coordinator_nobody_who_has_trained_is_taken_for_
     asyncio.run(story())
 
 
+def test_after_a_restart_of_the_coordinator_no_spare_that_was_ready_is_taken_for_one_that_hangs() -> None:
+    async def story() -> None:
+        world = await trained(spares=2)
+        known = world.coordinator
+        assert known is not None
+        world.coordinator = known.model_copy(update={"replicas": known.replicas[:3]})  # those that train are back
+        world.user_changes(template=template("y"))
+        await world.settle()
+        assert new_ones(world) == []
+        world.coordinator = known
+        await world.settle()
+        assert new_ones(world) == [4]
+
+    asyncio.run(story())
+
+
 RECREATE = {"updatePolicy": {"type": "Recreate"}}
 
 
