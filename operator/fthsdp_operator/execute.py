@@ -259,8 +259,12 @@ async def _step(
         if witness is not None:
             witness.forget(*key)
         return math.inf
-    observed, refused = await _look(cluster, job, last_words, memory, now, trouble)
-    todo = plan(job, observed, now)
+    try:
+        observed, refused = await _look(cluster, job, last_words, memory, now, trouble)
+        todo = plan(job, observed, now)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        await _write_status(cluster, manifest, refuse(manifest, _no_plan(error), now))
+        raise
     try:
         written = await _write_status(cluster, manifest, todo)
     except Conflict:
@@ -276,6 +280,13 @@ async def _step(
     if refused is not None:
         raise refused
     return max(0.0, todo.wake_at - now) if whole else 0.0
+
+
+def _no_plan(error: Exception) -> str:
+    return (
+        f"no plan can be made for this job ({type(error).__name__}: {error}): most likely a field of spec.template is"
+        " not of the type that a pod has there; the operator's log has the place"
+    )
 
 
 async def _read(cluster: Cluster, key: JobKey, memory: Memory, now: float) -> tuple[Job | None, Manifest]:

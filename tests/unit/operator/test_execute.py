@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
-from tests.unit.operator.world import NAME, NAMESPACE, World, manifest
+from tests.unit.operator.world import NAME, NAMESPACE, World, manifest, template
 
 from fthsdp_operator import execute
 from fthsdp_operator.api import JOB_UID_LABEL, KIND, ReplicaState
@@ -82,6 +82,32 @@ def test_it_goes_on_when_calls_succeed_again() -> None:
         free.objects = world.objects
         await free.settle()
         assert len(free.pods) == 6
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("resources", ["large", {"limits": ["nvidia.com/gpu"]}])
+def test_a_template_of_which_no_plan_can_be_made_is_said_in_the_job_and_what_runs_is_not_touched(
+    resources: Any,
+) -> None:
+    async def story() -> None:
+        world = World()
+        await world.train()
+        before = world.pods
+        wrong = template("y")
+        wrong["spec"]["containers"][0]["resources"] = resources
+        world.user_changes(template=wrong)
+        for _ in range(2):
+            world.writes.clear()
+            with pytest.raises((AttributeError, TypeError)):
+                await world.look()
+        accepted = world.condition("Accepted")
+        assert (accepted.status, accepted.reason) == ("False", "InvalidSpec")
+        assert "spec.template" in accepted.message
+        assert (world.writes, world.pods) == ([], before)
+        world.user_changes(template=template("y"))
+        await world.look()
+        assert world.condition("Accepted").status == "True"
 
     asyncio.run(story())
 
