@@ -46,6 +46,7 @@ def test_all_of_it_is_measured_with_a_handful_of_pods(env: dict[str, str], tmp_p
         [*COMMAND, "--out", str(tmp_path / "out")], cwd=ROOT, env=env, capture_output=True, text=True, timeout=DEADLINE
     )
     assert "could not be measured" not in done.stderr, done.stderr
+    assert (tmp_path / "out").is_dir(), done.stderr
     (file,) = (tmp_path / "out").iterdir()
     figures = {figure["name"]: figure for figure in json.loads(file.read_text())["figures"]}
     unmeasured = [name for name, figure in figures.items() if figure["ours"] is None]
