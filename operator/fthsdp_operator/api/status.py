@@ -65,7 +65,7 @@ class ReplicaState(StrEnum):
     FINISHED = "Finished"
     """All its pods exited with 0 at the end of the run."""
     FAILED = "Failed"
-    """It failed and is not restarted, since the run is over."""
+    """It is not restarted, since the run is over: it failed, or the job did."""
     ABANDONED = "Abandoned"
     """It failed and is not restarted; the others train on without it."""
     SUSPENDED = "Suspended"

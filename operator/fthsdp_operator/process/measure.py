@@ -232,7 +232,8 @@ def _count(
     counts = dict.fromkeys(ReplicaState, 0)
     for entry in status.replica_statuses:
         counts[entry.state] += 1
-    suspended = status.state is JobState.SUSPENDED
+    runs = not (status.terminal or status.state is JobState.SUSPENDED or job.metadata.deletion_timestamp is not None)
+    avoided = {node.name for node in status.avoided_nodes if now < node.until} if runs else set()
     gap = _gap(before, now)
     return Tally(
         seen=now,
@@ -241,11 +242,11 @@ def _count(
         replicas=counts,
         roll=_roll(status),
         outdated=sum(is_outdated(job, entry) for entry in status.replica_statuses),
-        runs=not status.terminal and not suspended and job.metadata.deletion_timestamp is None,
+        runs=runs,
         available=0 if status.state is JobState.PAUSED else status.ready_replicas,
         desired=job.spec.replicas,
-        avoided=len(status.avoided_nodes),
-        cornered=_cornered(observed, {node.name for node in status.avoided_nodes}),
+        avoided=len(avoided),
+        cornered=_cornered(observed, avoided),
         available_seconds=before.available_seconds + before.available * gap if before is not None else 0.0,
         desired_seconds=before.desired_seconds + before.desired * gap if before is not None else 0.0,
         recoveries=recoveries,

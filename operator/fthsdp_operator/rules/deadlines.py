@@ -81,12 +81,11 @@ _Found = tuple[PodView, str, str]
 
 
 def _over(observed: Observed, entry: ReplicaStatus) -> _Found | None:
-    """All others have finished, and with the coordinator's pod gone nobody will ever miss this one."""
-    if observed.coordinator_pod is not None:
+    """All others have finished, and with the coordinator gone nobody will ever miss this one."""
+    if observed.coordinator_pod is not None and observed.coordinator_pod.phase != "Succeeded":
         return None
-    running = (pod for pod in observed.group(entry.index, entry.attempt) if pod.alive and pod.phase == "Running")
-    pod = next(running, None)
-    return None if pod is None else (pod, _RUN_IS_OVER, f"{pod.name} still runs")
+    pod = next((pod for pod in observed.group(entry.index, entry.attempt) if pod.alive), None)
+    return None if pod is None else (pod, _RUN_IS_OVER, f"{pod.name} is still there")
 
 
 def _held(observed: Observed, entry: ReplicaStatus, now: float) -> _Found | None:
@@ -169,7 +168,7 @@ def _gains_nothing(observed: Observed, entry: ReplicaStatus, failure: Failure) -
 
 
 def is_late(entry: ReplicaStatus, now: float, grace: float) -> bool:
-    """Whether a replica still runs for so long after the run and its coordinator have ended."""
+    """Whether a replica is still there so long after the run and its coordinator have ended, by our own clock."""
     waits = entry.waiting
     return waits is not None and waits.reason == _RUN_IS_OVER and now - waits.since >= grace
 

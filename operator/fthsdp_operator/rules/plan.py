@@ -224,7 +224,12 @@ def _ended(
     reason: EndReason,
     message: str,
 ) -> Plan:
-    """Write the end into the status; cleaning up follows from it at the next look."""
+    """Write the end into the status; cleaning up follows from it at the next look. Of a failed job nobody trains on."""
+    if state is JobState.FAILED:
+        settled = (*replicas.OUT, ReplicaState.REMOVED)
+        entries = tuple(
+            entry if entry.state in settled else replicas.at_rest(entry, ReplicaState.FAILED) for entry in entries
+        )
     status = status_of(job, observed, entries, now, state=state, verdict=(reason, message), completion_time=now)
     event = Event(warning=state is JobState.FAILED, reason=reason, message=message)
     return Plan(status=status, events=(event,), wake_at=now)

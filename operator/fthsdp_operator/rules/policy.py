@@ -58,7 +58,9 @@ would pass for a fault of the code; a fault of the code reaches everybody in the
 JITTER = 0.25
 """The part of a wait by which it is shortened at most."""
 MESSAGE_LIMIT = 1024
-"""Characters of a failure's message that are kept, from its end: there a traceback has the error."""
+"""Bytes of a failure's message that are kept, from its end: there a traceback has the error."""
+MESSAGES_TOGETHER = 128 * 1024
+"""Bytes that those of all replicas have: an object of more than 1.5 MiB cannot be stored, and so nothing be done."""
 
 _EXIT_CODES = {
     EXIT_CONFIG: "a setting or an argument is wrong, see the logs",
@@ -98,10 +100,16 @@ def failure_of(job: Job, observed: Observed, entry: ReplicaStatus, now: float, *
     if failure is None:
         return None
     homeless = any(pod.phase == "Pending" and pod.node is None for pod in pods)
-    failure = failure.model_copy(update={"during": entry.state})
+    failure = failure.model_copy(update={"during": entry.state, "message": _cut(job, failure.message)})
     return failure_rules.apply(
         job.spec.failure_policy.rules, failure, observed.last_seen(failure.pod), homeless=homeless
     )
+
+
+def _cut(job: Job, message: str) -> str:
+    """Return the end of a message, which says most, so that those of all replicas find room in the status."""
+    room = min(MESSAGE_LIMIT, MESSAGES_TOGETHER // job.spec.groups)
+    return message.encode(errors="replace")[-room:].decode(errors="ignore")
 
 
 def _verdict(job: Job, observed: Observed, entry: ReplicaStatus, now: float) -> Failure | None:

@@ -231,12 +231,9 @@ def _too_late(observed: Observed, entry: ReplicaStatus, now: float, *, over: boo
     Once the run is over, a coordinator that is gone is not replaced: who was not a member by then waits for nobody.
     """
     pod = observed.coordinator_pod
-    if pod is None and over:
-        never_a_member = entry.state in (ReplicaState.STARTING, ReplicaState.CATCHING_UP)
-        return never_a_member or deadlines.is_late(entry, now, STRAGGLER_GRACE)
-    if pod is None or pod.phase != "Succeeded" or pod.exit is None or pod.exit.time is None:
-        return False
-    return now >= pod.exit.time + STRAGGLER_GRACE
+    if pod is None and over and entry.state in (ReplicaState.STARTING, ReplicaState.CATCHING_UP):
+        return True  # it was never a member
+    return over and deadlines.is_late(entry, now, STRAGGLER_GRACE)
 
 
 def _growing(

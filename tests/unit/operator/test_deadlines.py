@@ -419,6 +419,8 @@ def test_a_job_that_takes_too_long_fails_and_everything_stops() -> None:
         assert (status.state, failed.reason) == (JobState.FAILED, "DeadlineExceeded")
         assert failed.message == "the job has not ended within 100 s (deadlines.activeSeconds)"
         assert (status.restarts, list(world.pods)) == (0, ["r2-a0-0"])
+        assert (status.ready, status.ready_replicas) == ("0/3", 0)  # for ever, so it has to be true
+        assert {entry.state for entry in status.replica_statuses} == {ReplicaState.FAILED}
 
     asyncio.run(story())
 

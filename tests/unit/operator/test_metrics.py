@@ -154,6 +154,22 @@ def test_nodes_that_are_avoided_are_counted_and_who_is_on_them_for_lack_of_other
     asyncio.run(story())
 
 
+def test_a_job_that_does_not_run_avoids_no_nodes() -> None:
+    async def story() -> None:
+        world = Counted()
+        await world.train()
+        for name in ("r2-a0-0", "r2-a0-1"):
+            world.pod(name)["spec"]["nodeName"] = "ill"
+        world.node_views["ill"] = NodeView(name="ill", ready="True", conditions=frozenset({("GPUMissing", "True")}))
+        await world.settle()
+        assert world.of_job("fthsdp_job_avoided_nodes") == 1
+        world.user_changes(suspend=True)
+        await world.settle()
+        assert world.of_job("fthsdp_job_avoided_nodes") == 0
+
+    asyncio.run(story())
+
+
 def test_a_suspended_job_desires_nothing() -> None:
     async def story() -> None:
         world = Counted()

@@ -310,6 +310,27 @@ def test_after_a_stable_time_a_replica_is_restarted_at_once_again() -> None:
     asyncio.run(story())
 
 
+@pytest.mark.parametrize(("replicas", "room"), [(2, 1024), (512, 256)])
+def test_of_many_replicas_each_keeps_less_of_what_its_pods_said_last(replicas: int, room: int) -> None:
+    """All of it has to fit into one object."""
+
+    async def story() -> None:
+        world = World(manifest(replicas=replicas, podsPerReplica=1))
+        await world.look()
+        world.exits("r1-a0-0", 1)
+        world.pod("r1-a0-0")["status"]["containerStatuses"][0]["state"]["terminated"]["message"] = (
+            "é" * 2000 + "the end"
+        )
+        await world.look()
+        entry = world.job.status.replica(1)
+        assert entry is not None
+        assert entry.last_failure is not None
+        assert entry.last_failure.message.endswith("éthe end")
+        assert room - 1 <= len(entry.last_failure.message.encode()) <= room
+
+    asyncio.run(story())
+
+
 def test_a_coordinator_that_is_restarted_leaves_a_replica_as_stable_as_it_was() -> None:
     async def story() -> None:
         world = World()

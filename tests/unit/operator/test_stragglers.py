@@ -2,9 +2,10 @@
 
 import asyncio
 
+import pytest
 from tests.unit.operator.world import NAME, World
 
-from fthsdp_operator.api import JobState, ReplicaState
+from fthsdp_operator.api import JobState, ReplicaState, format_time
 from fthsdp_operator.rules.replicas import STRAGGLER_GRACE
 
 
@@ -44,6 +45,23 @@ def test_pods_that_run_on_long_after_the_coordinator_left_are_stopped_and_the_jo
             ReplicaState.FINISHED,
             ReplicaState.FAILED,
         ]
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("ahead", [-30, 7200])
+def test_the_clock_of_the_coordinators_node_does_not_matter(ahead: float) -> None:
+    async def story() -> None:
+        world = World()
+        await finish_without_replica_2(world)
+        (container,) = world.pod("coordinator")["status"]["containerStatuses"]
+        container["state"]["terminated"]["finishedAt"] = format_time(world.now + ahead)
+        world.now += STRAGGLER_GRACE - 1
+        await world.settle()
+        assert {"r2-a0-0", "r2-a0-1"} <= set(world.pods)
+        world.now += 1
+        await world.settle()
+        assert world.job.status.state is JobState.COMPLETE
 
     asyncio.run(story())
 
