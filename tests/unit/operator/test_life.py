@@ -578,12 +578,54 @@ def test_a_pod_of_an_earlier_job_of_the_same_name_is_not_ours() -> None:
         world = World()
         world.objects["Pod", f"{NAME}-r0-a0-0"] = earlier.pod("r0-a0-0")
         world.pod("r0-a0-0")["metadata"]["labels"]["fthsdp.dev/job-uid"] = "another"
+        world.pod("r0-a0-0")["metadata"]["ownerReferences"][0]["uid"] = "another"
         for _ in range(3):
             await world.look()
         assert world.job.status.restarts == 0
         world.vanish("r0-a0-0")
         await world.settle()
         assert world.pod("r0-a0-0")["metadata"]["labels"]["fthsdp.dev/job-uid"] == "job-1"
+
+    asyncio.run(story())
+
+
+def copied(world: World, name: str, *, keeps_owner: bool, **status: object) -> None:
+    """Somebody copies a pod with its labels, to look into it: kubectl debug leaves the owner out, kubectl get not."""
+    copy = {**world.pod(name), "metadata": {**world.pod(name)["metadata"], "name": "copy", "uid": "copy"}}
+    if not keeps_owner:
+        del copy["metadata"]["ownerReferences"]
+    copy["status"] = {"phase": "Running", **status}
+    world.objects = {("Pod", "copy"): copy, **world.objects}
+
+
+@pytest.mark.parametrize("keeps_owner", [False, True])
+def test_a_copy_of_a_training_pod_is_nobodys_failure_and_left_alone(keeps_owner: bool) -> None:
+    async def story() -> None:
+        world = World()
+        await world.train()
+        world.writes.clear()
+        ended = {"name": "train", "state": {"terminated": {"exitCode": 1, "finishedAt": format_time(world.now)}}}
+        copied(world, "r0-a0-0", keeps_owner=keeps_owner, phase="Failed", containerStatuses=[ended])
+        await world.settle()
+        world.vanish("copy")
+        await world.settle()
+        assert (world.job.status.restarts, world.writes) == (0, [])
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("keeps_owner", [False, True])
+def test_a_copy_of_the_coordinator_is_not_the_coordinator(keeps_owner: bool) -> None:
+    async def story() -> None:
+        world = World()
+        await world.train()
+        copied(world, COORDINATOR, keeps_owner=keeps_owner, phase="Succeeded")
+        world.exits("r1-a0-0", 1)
+        await world.settle()
+        world.vanish(COORDINATOR)
+        await world.settle()
+        assert (world.job.status.terminal, world.job.status.restarts) == (False, 1)
+        assert {"copy", COORDINATOR} <= {name for kind, name in world.objects if kind == "Pod"}
 
     asyncio.run(story())
 
