@@ -43,7 +43,8 @@ _StalledReason: TypeAlias = (
     ]
     | Annotated[
         Literal["CoordinatorWaits"],
-        "The coordinator's pod has not started for five minutes, and all replicas wait for it; the message says why.",
+        "The coordinator's pod has not started, or not come back, for five minutes, and all replicas wait for it; the"
+        " message says why.",
     ]
     | Annotated[
         Literal["BudgetNameTaken"],

@@ -118,6 +118,8 @@ class PodView:
     """Type and status of each condition in its status."""
     created: float | None = None
     """Unix time at which its object was created."""
+    placed: float | None = None
+    """Unix time at which it got its node, where a scheduler says so."""
     hold: Hold | None = None
     """What keeps it from starting; None when that just takes its time, as the first pull of an image does."""
     finalizers: tuple[str, ...] = ()
@@ -371,6 +373,7 @@ def view(pod: Manifest) -> PodView | None:
         exits=exits_of(pod),
         conditions=_conditions(status),
         created=seconds(metadata.get("creationTimestamp")),
+        placed=_placed(status),
         hold=_hold(status),
         finalizers=tuple(metadata.get("finalizers") or ()),
     )
@@ -444,6 +447,13 @@ def _disruption(status: Manifest) -> tuple[str, str]:
         if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
             return condition.get("reason") or "", condition.get("message") or ""
     return "", ""
+
+
+def _placed(status: Manifest) -> float | None:
+    for condition in status.get("conditions") or ():
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "True":
+            return seconds(condition.get("lastTransitionTime"))
+    return None
 
 
 _TAKES_ITS_TIME = ("ContainerCreating", "PodInitializing")

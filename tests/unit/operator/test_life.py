@@ -6,10 +6,11 @@ import asyncio
 import math
 
 import pytest
-from tests.unit.operator.world import NAME, World, manifest
+from tests.unit.operator.world import NAME, NAMESPACE, World, manifest
 
 from fthsdp_operator.api import KIND, JobState, ReplicaState, format_time
 from fthsdp_operator.cluster import Manifest
+from fthsdp_operator.execute import Memory, reconcile
 from fthsdp_operator.rules.deadlines import STALLED
 from fthsdp_operator.rules.job_status import PROGRESS
 
@@ -486,8 +487,13 @@ def test_a_coordinator_on_a_lost_node_is_removed_by_force() -> None:
             f"{COORDINATOR}: ImagePullFailed: container c: ErrImagePull: denied",
         ),
         ({}, f"{COORDINATOR}: Unschedulable: no scheduler has said anything about it"),
+        (
+            {"containerStatuses": [{"name": "c", "state": {"waiting": {"reason": "ContainerCreating"}}}]},
+            f"{COORDINATOR}: ContainerCreating: its containers do not start: a Secret or volume that cannot be mounted,"
+            " a large image, an init container; kubectl describe pod says which",
+        ),
     ],
-    ids=["its image", "no scheduler"],
+    ids=["its image", "no scheduler", "its Secret"],
 )
 def test_a_coordinators_pod_that_does_not_start_is_named_after_five_minutes(kept_by: Manifest, words: str) -> None:
     async def story() -> None:
@@ -495,6 +501,8 @@ def test_a_coordinators_pod_that_does_not_start_is_named_after_five_minutes(kept
         await world.settle()
         world.pod(COORDINATOR)["metadata"]["creationTimestamp"] = format_time(world.now)
         world.pod(COORDINATOR)["status"] |= kept_by
+        if kept_by:
+            world.kubelet_places(COORDINATOR)
         world.now += STALLED - 1
         assert await world.look() <= 1.0
         assert world.condition("Stalled").reason == "NobodyWaits"
@@ -508,6 +516,30 @@ def test_a_coordinators_pod_that_does_not_start_is_named_after_five_minutes(kept
         world.pod(COORDINATOR)["status"].pop("containerStatuses", None)
         await world.settle()
         assert world.condition("Stalled").reason == "NobodyWaits"
+
+    asyncio.run(story())
+
+
+def test_a_coordinator_that_crashes_after_days_is_said_to_wait_only_when_it_has_been_away_for_long() -> None:
+    async def story() -> None:
+        world, memory = World(), Memory()
+
+        async def look() -> str:
+            await reconcile(world, NAMESPACE, NAME, world.now, memory=memory)
+            return world.condition("Stalled").reason
+
+        await world.train()
+        world.pod(COORDINATOR)["metadata"]["creationTimestamp"] = format_time(world.now)
+        world.now += 3 * 24 * 3600
+        assert await look() == "NobodyWaits"
+        waiting = {"reason": "CrashLoopBackOff", "message": "back-off 5m0s"}
+        world.pod(COORDINATOR)["status"]["containerStatuses"] = [{"name": "c", "state": {"waiting": waiting}}]
+        world.coordinator = None
+        for seconds, reason in ((1, "NobodyWaits"), (STALLED - 2, "NobodyWaits"), (1, "CoordinatorWaits")):
+            world.now += seconds
+            assert await look() == reason
+        world.everybody_trains()
+        assert await look() == "NobodyWaits"
 
     asyncio.run(story())
 
