@@ -188,6 +188,8 @@ class Observed:
 
     pods: Collection[PodView] = ()
     """Pods of this job: not those of an earlier job of the same name."""
+    others: Collection[PodView] = ()
+    """Pods with its labels that are not its own: of an earlier job of its name, or copies."""
     support: frozenset[Name] = frozenset()
     """The other objects of the job that exist."""
     foreign: frozenset[Name] = frozenset()
@@ -284,12 +286,14 @@ def observe(
     fresh_key: str,
     coordinator_image: str,
 ) -> Observed:
-    """Put together what a plan needs; pods that belong to another job of the same name are passed over.
+    """Put together what a plan needs; pods that belong to another job of the same name stand apart.
 
     ``support``: the other objects that exist, and whether each is the job's own.
     """
+    known = JobPods.of(pods)
     return Observed(
-        pods=as_restarted(job, JobPods.of(pods).of_job(job.metadata.uid)),
+        pods=as_restarted(job, known.of_job(job.metadata.uid)),
+        others=tuple(known.not_of_job(job.metadata.uid)),
         last_words={pod.name: pod for pod in last_words if pod.job_uid == job.metadata.uid},
         support=frozenset(support),
         foreign=frozenset(name for name, ours in support.items() if not ours),

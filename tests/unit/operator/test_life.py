@@ -8,9 +8,10 @@ import math
 import pytest
 from tests.unit.operator.world import NAME, NAMESPACE, World, manifest
 
-from fthsdp_operator.api import KIND, JobState, ReplicaState, format_time
-from fthsdp_operator.cluster import Manifest
+from fthsdp_operator.api import JOB_LABEL, JOB_UID_LABEL, KIND, JobState, ReplicaState, format_time
+from fthsdp_operator.cluster import ClusterError, Manifest
 from fthsdp_operator.execute import Memory, reconcile
+from fthsdp_operator.observed.observe import NodeView
 from fthsdp_operator.rules.deadlines import STALLED
 from fthsdp_operator.rules.job_status import PROGRESS
 
@@ -617,6 +618,106 @@ def test_a_pod_of_an_earlier_job_of_the_same_name_is_not_ours() -> None:
         world.vanish("r0-a0-0")
         await world.settle()
         assert world.pod("r0-a0-0")["metadata"]["labels"]["fthsdp.dev/job-uid"] == "job-1"
+
+    asyncio.run(story())
+
+
+def recreated(*names: str, finalizers: tuple[str, ...] = (), kind: type[World] = World, **spec: object) -> World:
+    """A job that was deleted and created anew, while these pods of the earlier one stay on a node that is lost."""
+    earlier, job = World(), manifest(**spec)
+    job["metadata"]["uid"] = "job-2"
+    world = kind(job)
+    asyncio.run(earlier.train())
+    for name in names:
+        earlier.user_deletes(name)
+        pod = earlier.pod(name)
+        pod["metadata"] |= {"uid": f"old-{name}", "finalizers": list(finalizers)}
+        pod["spec"]["nodeName"] = "lost"
+        world.objects["Pod", pod["metadata"]["name"]] = pod
+    world.node_views["lost"] = NodeView(name="lost", ready="Unknown", not_ready_since=world.now - 3600)
+    return world
+
+
+def test_an_earlier_jobs_coordinator_that_does_not_go_is_removed_by_force_as_its_own_would_be() -> None:
+    async def story(world: World) -> None:
+        world.now += 31  # its grace period is over, but not for long
+        await world.settle()
+        assert world.pod(COORDINATOR)["metadata"]["uid"] == f"old-{COORDINATOR}"
+        world.now += 1
+        await world.settle()
+        assert world.pod(COORDINATOR)["metadata"]["labels"][JOB_UID_LABEL] == "job-2"
+        assert world.condition("Stalled").reason == "NobodyWaits"
+
+    asyncio.run(story(recreated(COORDINATOR)))
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_an_earlier_jobs_training_pods_are_removed_by_force_where_the_jobs_own_are(allowed: bool) -> None:
+    async def story(world: World) -> None:
+        world.now += 32
+        await world.settle()
+        new = {
+            name for name in ("r0-a0-0", "r1-a0-1") if world.pod(name)["metadata"]["labels"][JOB_UID_LABEL] == "job-2"
+        }
+        assert new == ({"r0-a0-0", "r1-a0-1"} if allowed else set())
+        assert world.condition("Stalled").reason == "NobodyWaits"
+        world.now += 8
+        await world.settle()
+        words = (
+            f"{NAME}-r0-a0-0 is of an earlier job of this name and does not go (and 1 more): node lost does not take it"
+            " away; nodePolicy.forceDelete, or kubectl delete --force, removes it"
+        )
+        stalled = world.condition("Stalled")
+        known = ("NobodyWaits", "") if allowed else ("PodNameTaken", words)
+        assert (stalled.reason, stalled.message) == known
+        said = [event.message for event in world.events if event.reason == "PodNameTaken"]
+        assert said == ([] if allowed else [words])
+
+    asyncio.run(story(recreated("r0-a0-0", "r1-a0-1", nodePolicy={"forceDelete": allowed})))
+
+
+def test_an_earlier_jobs_pod_that_no_job_needs_is_left_to_kubernetes() -> None:
+    async def story(world: World) -> None:
+        world.now += 1000
+        await world.settle()
+        assert world.pod("r2-a0-1")["metadata"]["uid"] == "old-r2-a0-1"
+        assert world.condition("Stalled").reason == "NobodyWaits"
+
+    asyncio.run(story(recreated("r2-a0-1", replicas=2, minReplicas=1, nodePolicy={"forceDelete": True})))
+
+
+def test_a_finalizer_that_keeps_an_earlier_jobs_coordinator_is_named() -> None:
+    async def story(world: World) -> None:
+        world.now += 40
+        for _ in range(3):
+            await world.look()
+        words = "is of an earlier job of this name and does not go: its finalizers keep it: example.com/audit"
+        assert world.condition("Stalled").message == f"{COORDINATOR} {words}"
+
+    asyncio.run(story(recreated(COORDINATOR, finalizers=("example.com/audit",), kind=Held)))
+
+
+@pytest.mark.parametrize("change", [{"ownerReferences": []}, {"labels": {JOB_LABEL: NAME}}], ids=["a copy", "no role"])
+def test_a_strangers_pod_under_a_needed_name_is_named_and_never_touched(change: Manifest) -> None:
+    async def story() -> None:
+        world = World()
+        await world.train()
+        taken = {**world.pod("r0-a0-0"), "metadata": {**world.pod("r0-a0-0")["metadata"], **change, "uid": "theirs"}}
+        taken["metadata"]["name"] = f"{NAME}-r0-a1-0"
+        world.objects["Pod", f"{NAME}-r0-a1-0"] = taken
+        world.exits("r0-a0-1", 1)
+        words = f"{NAME}-r0-a1-0 is there already and not of this job: delete it, or give the job another name"
+        if "labels" in change:  # it is no pod of any job, so it is seen when it is in the way
+            with pytest.raises(ClusterError, match=words):
+                await world.settle()
+        else:
+            await world.settle()
+            assert (world.condition("Stalled").reason, world.condition("Stalled").message) == ("PodNameTaken", words)
+        assert world.pod("r0-a1-0")["metadata"]["uid"] == "theirs"
+        world.vanish("r0-a1-0")
+        await world.settle()
+        assert world.pod("r0-a1-0")["metadata"]["labels"][JOB_UID_LABEL] == "job-1"
+        assert world.condition("Stalled").reason == "NobodyWaits"
 
     asyncio.run(story())
 
