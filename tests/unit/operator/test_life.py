@@ -686,6 +686,20 @@ def test_an_earlier_jobs_pod_that_no_job_needs_is_left_to_kubernetes() -> None:
     asyncio.run(story(recreated("r2-a0-1", replicas=2, minReplicas=1, nodePolicy={"forceDelete": True})))
 
 
+def test_what_no_job_owns_is_not_removed_by_force_however_late_it_is() -> None:
+    async def story(world: World) -> None:
+        for name in theirs:
+            del world.pod(name)["metadata"]["ownerReferences"]
+        world.now += 1000
+        await world.settle()
+        assert all(world.pod(name)["metadata"]["uid"] == f"old-{name}" for name in theirs)
+        words = "is not of this job and does not go (and 1 more): node lost does not take it away"
+        assert world.condition("Stalled").message.startswith(f"{COORDINATOR} {words}")
+
+    theirs = (COORDINATOR, "r0-a0-0")
+    asyncio.run(story(recreated(*theirs, nodePolicy={"forceDelete": True})))
+
+
 def test_a_finalizer_that_keeps_an_earlier_jobs_coordinator_is_named() -> None:
     async def story(world: World) -> None:
         world.now += 40
