@@ -23,7 +23,6 @@ from typing import Any, Protocol
 
 from fthsdp.errors import ConfigError
 from fthsdp_operator.api import (
-    JOB_LABEL,
     MANAGER,
     UP,
     Job,
@@ -503,7 +502,7 @@ async def _in_stages(cluster: Cluster, job: Job, todo: Plan, course: _Course) ->
 
 
 def _possible(cluster: Cluster, job: Job, todo: Plan) -> list[Action]:
-    """Return the actions without pods whose names those of an earlier job still have: we are told of their end."""
+    """Return the actions without pods whose names others with our labels still have: we are told of their end."""
     known = JobPods.of(cluster.known_pods(job.namespace, job.name))
     taken = {pod.name for pod in known.not_of_job(job.metadata.uid)}
     return [action for action in todo.actions if _new_pod(action) not in taken]
@@ -567,10 +566,10 @@ async def _create(cluster: Cluster, job: Job, manifest: Manifest) -> None:
             return  # the next look says whose it is
         name = manifest["metadata"]["name"]
         there = await cluster.get("Pod", job.namespace, name)
-        labels = (there or {}).get("metadata", {}).get("labels") or {}
-        # One that is labelled with the job's name is the job's, or one of an earlier job of that name, and on its way
-        # out: we are told of its end. Nobody would tell us of another one.
-        if there is not None and labels.get(JOB_LABEL) != job.name:
+        seen = None if there is None else view(there)
+        # One that is labelled with the job's name is the job's, or in its way: the next look says so, and we are told
+        # of its end. Nobody would tell us of another one.
+        if there is not None and (seen is None or seen.job != job.name):
             raise ClusterError(
                 f"Pod {name} is there already and not of this job: delete it, or give the job another name"
             ) from None

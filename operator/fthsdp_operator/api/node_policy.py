@@ -120,7 +120,8 @@ class NodePolicy(SpecPart):
     force_delete: bool = False
     """True: pods on a node that has not been Ready for unreachableSeconds are removed from the API server once their
     grace period is over, though nobody can tell that their processes have ended; what they write to shared storage has
-    to do no harm. The processes themselves are refused by the coordinator and by the other replicas."""
+    to do no harm. The processes themselves are refused by the coordinator and by the other replicas. Pods of an
+    earlier job of the same name are removed as well, where this one needs their names."""
     unhealthy_conditions: tuple[UnhealthyCondition, ...] = Field(
         default=_KNOWN_CONDITIONS,
         strict=False,

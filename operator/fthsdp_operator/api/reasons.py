@@ -42,8 +42,13 @@ _StalledReason: TypeAlias = (
         "The coordinator's pod is to go and does not, so no other can be started; the message says what keeps it.",
     ]
     | Annotated[
+        Literal["PodNameTaken"],
+        "A pod that is not the job's has the name of one that it needs; the message says which, and what keeps it.",
+    ]
+    | Annotated[
         Literal["CoordinatorWaits"],
-        "The coordinator's pod has not started for five minutes, and all replicas wait for it; the message says why.",
+        "The coordinator's pod has not started, or not come back, for five minutes, and all replicas wait for it; the"
+        " message says why.",
     ]
     | Annotated[
         Literal["BudgetNameTaken"],
@@ -124,6 +129,7 @@ EventReason: TypeAlias = (
     | Annotated[Literal["StateLost"], "The job was suspended without a checkpoint: it begins anew."]
     | Annotated[Literal["CoordinatorReplaced"], "The coordinator's pod was lost, and another one created."]
     | Annotated[Literal["CoordinatorHeld"], "The coordinator's pod does not go, so no other one can be started."]
+    | Annotated[Literal["PodNameTaken"], "A pod that is not the job's has the name of one that it needs."]
     | Annotated[Literal["CoordinatorWaits"], "The coordinator's pod does not start; the message says why."]
     | Annotated[Literal["Questionable"], "Something in the spec is allowed and most likely not meant."]
     | Annotated[Literal["CallFailed"], "The API server did not do what the operator asked for; it is tried again."]

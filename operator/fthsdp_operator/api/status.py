@@ -155,7 +155,7 @@ class ReplicaStatus(StatusPart):
     first_exit_time: Time | None = None
     """When it was first seen that a pod of it had exited with 0, while others still ran."""
     waiting: Waiting | None = None
-    """What keeps it from training, where something does that does not just take its time."""
+    """What keeps it from training, where something does that does not just take its time, or takes five minutes."""
     last_failure: Failure | None = None
     """Why it failed last."""
 

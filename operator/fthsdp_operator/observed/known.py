@@ -128,7 +128,7 @@ class JobPods(Collection["PodView"]):
         return next((pods.named[name] for pods in self.attempts.values() if name in pods.named), None)
 
     def of_job(self, uid: str) -> JobPods:
-        """Return those of the job itself, without those of an earlier one of its name."""
+        """Return those of the job itself, without those of an earlier one of its name, and copies."""
         whole = {key: pods for key, pods in self.attempts.items() if pods.job_uids == {uid}}
         if len(whole) == len(self.attempts):
             return self

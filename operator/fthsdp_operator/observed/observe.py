@@ -20,12 +20,14 @@ from fthsdp_operator.api import (
     CONFIG_ANNOTATION,
     JOB_LABEL,
     JOB_UID_LABEL,
+    KIND,
     POD_INDEX_LABEL,
     REPLICA_LABEL,
     ROLE_LABEL,
     Job,
     ReplicaStatus,
     Role,
+    coordinator_name,
     pod_name,
 )
 from fthsdp_operator.observed.containers import (
@@ -83,6 +85,7 @@ class PodView:
     job: str = ""
     """Name of its job, or of an earlier one of that name."""
     job_uid: str = ""
+    """The job that made it. Empty for one that only has the labels of a job's pod, as a copy of one has."""
     role: Role
     replica: int
     """-1 for the coordinator."""
@@ -115,6 +118,8 @@ class PodView:
     """Type and status of each condition in its status."""
     created: float | None = None
     """Unix time at which its object was created."""
+    placed: float | None = None
+    """Unix time at which it got its node, where a scheduler says so."""
     hold: Hold | None = None
     """What keeps it from starting; None when that just takes its time, as the first pull of an image does."""
     finalizers: tuple[str, ...] = ()
@@ -183,6 +188,8 @@ class Observed:
 
     pods: Collection[PodView] = ()
     """Pods of this job: not those of an earlier job of the same name."""
+    others: Collection[PodView] = ()
+    """Pods with its labels that are not its own: of an earlier job of its name, or copies."""
     support: frozenset[Name] = frozenset()
     """The other objects of the job that exist."""
     foreign: frozenset[Name] = frozenset()
@@ -279,12 +286,14 @@ def observe(
     fresh_key: str,
     coordinator_image: str,
 ) -> Observed:
-    """Put together what a plan needs; pods that belong to another job of the same name are passed over.
+    """Put together what a plan needs; pods that belong to another job of the same name stand apart.
 
     ``support``: the other objects that exist, and whether each is the job's own.
     """
+    known = JobPods.of(pods)
     return Observed(
-        pods=as_restarted(job, JobPods.of(pods).of_job(job.metadata.uid)),
+        pods=as_restarted(job, known.of_job(job.metadata.uid)),
+        others=tuple(known.not_of_job(job.metadata.uid)),
         last_words={pod.name: pod for pod in last_words if pod.job_uid == job.metadata.uid},
         support=frozenset(support),
         foreign=frozenset(name for name, ours in support.items() if not ours),
@@ -325,6 +334,8 @@ def _as_restarted(job: Job, pod: PodView, entry: ReplicaStatus) -> PodView:
 def view(pod: Manifest) -> PodView | None:
     """Turn a pod into a view; None for a pod whose labels are not those of a job's pod.
 
+    Whose it is stands in its labels, its owner and its name: copies of pods, made to look into them, have the labels.
+
     Strings that many pods have in common are kept once: there may be 12,500 of them.
     """
     labels, metadata = _labels(pod), pod["metadata"]
@@ -339,6 +350,8 @@ def view(pod: Manifest) -> PodView | None:
     status = pod.get("status") or {}
     disruption = _disruption(status)
     gone_by = seconds(metadata.get("deletionTimestamp"))
+    job_uid = labels.get(JOB_UID_LABEL, "")
+    made_for_it = _has_owner(metadata, job_uid) and _fits(metadata["name"], labels, role, replica, attempt, index)
     main = main_container(pod)
     phase = phase_of(pod, main, lasting=not trainer)
     return PodView(
@@ -346,7 +359,7 @@ def view(pod: Manifest) -> PodView | None:
         uid=metadata.get("uid", ""),
         namespace=intern(metadata.get("namespace") or ""),
         job=intern(labels.get(JOB_LABEL, "")),
-        job_uid=intern(labels.get(JOB_UID_LABEL, "")),
+        job_uid=intern(job_uid) if made_for_it else "",
         role=role,
         replica=replica,
         attempt=attempt,
@@ -364,9 +377,27 @@ def view(pod: Manifest) -> PodView | None:
         exits=exits_of(pod),
         conditions=_conditions(status),
         created=seconds(metadata.get("creationTimestamp")),
+        placed=_placed(status),
         hold=_hold(status),
         finalizers=tuple(metadata.get("finalizers") or ()),
     )
+
+
+def _has_owner(metadata: Manifest, job_uid: str) -> bool:
+    """Whether an object is controlled by the job with this uid."""
+    owners = metadata.get("ownerReferences") or ()
+    return any(it.get("controller") and (it.get("kind"), it.get("uid")) == (KIND, job_uid) for it in owners)
+
+
+def _fits(name: str, labels: Mapping[str, str], role: Role, replica: int, attempt: int, index: int) -> bool:
+    """Whether a pod with these labels has this name; one that was restarted in place is named after an earlier one."""
+    job = labels.get(JOB_LABEL, "")
+    if role is Role.COORDINATOR:
+        return name == coordinator_name(job)
+    if name == pod_name(job, replica, attempt, index):
+        return True
+    number = name.removeprefix(f"{job}-r{replica}-a").removesuffix(f"-{index}")
+    return number.isdecimal() and int(number) < attempt and name == pod_name(job, replica, int(number), index)
 
 
 def node_view(node: Manifest) -> NodeView:
@@ -420,6 +451,13 @@ def _disruption(status: Manifest) -> tuple[str, str]:
         if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
             return condition.get("reason") or "", condition.get("message") or ""
     return "", ""
+
+
+def _placed(status: Manifest) -> float | None:
+    for condition in status.get("conditions") or ():
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "True":
+            return seconds(condition.get("lastTransitionTime"))
+    return None
 
 
 _TAKES_ITS_TIME = ("ContainerCreating", "PodInitializing")

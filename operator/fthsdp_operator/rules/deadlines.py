@@ -40,7 +40,7 @@ _IMAGE = (
     "SignatureValidationFailed",
 )
 _JOINED = (ReplicaState.CATCHING_UP, ReplicaState.ACTIVE, ReplicaState.SPARE)
-_CRASHES = "CrashLoopBackOff"
+_CRASHES, _CREATING = "CrashLoopBackOff", "ContainerCreating"
 _UNSCHEDULABLE, _IMAGE_PULL_FAILED = "Unschedulable", "ImagePullFailed"
 _GATED, _NOT_JOINED, _RUN_IS_OVER = "SchedulingGated", "NotJoined", "RunIsOver"
 _LONGEST = 256
@@ -63,8 +63,8 @@ def waiting(job: Job, observed: Observed, entry: ReplicaStatus, now: float, *, o
     if found is None:
         return None
     pod, reason, message = found
-    before = entry.waiting
-    since = before.since if before is not None and before.reason == reason else now
+    before, began = entry.waiting, now - STALLED if reason == _CREATING else now  # that is only seen after so long
+    since = before.since if before is not None and before.reason == reason else began
     return Waiting(reason=reason, message=message[:_LONGEST], pod=pod.name, since=since)
 
 
@@ -94,6 +94,7 @@ def _held(observed: Observed, entry: ReplicaStatus, now: float) -> _Found | None
     held = [(pod, pod.hold) for pod in pods if pod.hold is not None]
     held.sort(key=lambda one: one[1].reason == _CRASHES)  # what has an end comes first
     held += [(pod, _FORGOTTEN) for pod in pods if _is_forgotten(pod, now)]
+    held += [(pod, _SLOW) for pod in pods if _is_slow(pod, now)]
     return next(((pod, _name(hold.reason), f"{pod.name}: {hold.message}") for pod, hold in held), None)
 
 
@@ -104,6 +105,20 @@ def _is_forgotten(pod: PodView, now: float) -> bool:
     """A scheduler says at once why it has no place; when nobody does, there may be none of that name."""
     old = pod.created is not None and now - pod.created >= _SLOW_SCHEDULER
     return old and pod.node is None
+
+
+_SLOW = Hold(
+    _CREATING,
+    "its containers do not start: a Secret or volume that cannot be mounted, a large image, an init container;"
+    " kubectl describe pod says which",
+)
+
+
+def _is_slow(pod: PodView, now: float) -> bool:
+    """It has had a node for long, and no kubelet says what keeps it from starting: that stands in events alone."""
+    since = pod.created if pod.placed is None else pod.placed
+    waits = pod.phase == "Pending" and pod.node is not None and pod.hold is None
+    return waits and since is not None and now - since >= STALLED
 
 
 def _name(reason: str) -> str:
@@ -150,7 +165,7 @@ def _limit(job: Job, reason: str) -> tuple[str, int] | None:
     limits = job.spec.deadlines
     if reason == _UNSCHEDULABLE:
         return None if limits.schedule_seconds is None else ("scheduleSeconds", limits.schedule_seconds)
-    return None if reason == _GATED else ("startSeconds", limits.start_seconds)
+    return None if reason in (_GATED, _CREATING) else ("startSeconds", limits.start_seconds)
 
 
 def _gains_nothing(observed: Observed, entry: ReplicaStatus, failure: Failure) -> bool:
@@ -190,12 +205,15 @@ def stalled(entries: tuple[ReplicaStatus, ...], now: float) -> str:
 def coordinator_waits(observed: Observed, now: float) -> str:
     """Return a sentence about a coordinator's pod that has not started for long: all replicas wait for it.
 
-    Empty for none.
+    One that has run is restarted by its kubelet, and counts when it has not answered for as long. Empty for none.
     """
     pod = observed.coordinator_pod
     if pod is None or not pod.alive or pod.created is None or now < pod.created + STALLED:
         return ""
+    if observed.coordinator is not None or (pod.phase != "Pending" and observed.silence < STALLED):
+        return ""
     hold = pod.hold or (_FORGOTTEN if pod.phase == "Pending" and pod.node is None else None)
+    hold = hold or (_SLOW if _is_slow(pod, now) else None)
     return "" if hold is None else f"{pod.name}: {_name(hold.reason)}: {hold.message}"[:_LONGEST]
 
 

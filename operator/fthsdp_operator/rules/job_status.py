@@ -30,6 +30,8 @@ HELD: Literal["CoordinatorHeld"] = "CoordinatorHeld"
 """Reason of the condition Stalled when the coordinator's pod does not go."""
 WAITS: Literal["CoordinatorWaits"] = "CoordinatorWaits"
 """Reason of the condition Stalled when the coordinator's pod does not start."""
+TAKEN: Literal["PodNameTaken"] = "PodNameTaken"
+"""Reason of the condition Stalled when a pod that is not the job's has the name of one that is to be created."""
 PROGRESS = 10.0
 """Seconds from one look at the numbers that change with every step to the next that is written down."""
 
@@ -42,11 +44,15 @@ def status_of(
     *,
     over: bool = False,
     coordinator: CoordinatorStatus | None = None,
+    names_taken: str = "",
     state: JobState | None = None,
     verdict: tuple[EndReason, str] | None = None,
     completion_time: float | None = None,
 ) -> JobStatus:
-    """Return the status of a job whose replicas stand like this; ``state`` where it does not follow from them."""
+    """Return the status of a job whose replicas stand like this; ``state`` where it does not follow from them.
+
+    ``names_taken``: a sentence about pods of others in the way of its own.
+    """
     before, wanted = job.status, job.spec.replicas
     # A spare trains from the decision on that takes out somebody else, and at the end it has finished too.
     there = sum(entry.state in (*READY, ReplicaState.FINISHED) for entry in entries)
@@ -69,7 +75,7 @@ def status_of(
         restarts=sum(entry.restarts for entry in entries),
         **_progress(job, observed, now, moved=(state, f"{ready}/{wanted}") != (before.state, before.ready)),
         last_failure=newest_failure(entries),
-        conditions=_conditions(job, observed, entries, state, ready, verdict, now),
+        conditions=_conditions(job, observed, entries, state, ready, names_taken, verdict, now),
         replica_statuses=entries,
         coordinator=coordinator or before.coordinator,
         disruption_budget=disruption.recorded(job, observed),
@@ -130,6 +136,7 @@ def _conditions(
     entries: tuple[ReplicaStatus, ...],
     state: JobState,
     ready: int,
+    names_taken: str,
     verdict: tuple[EndReason, str] | None,
     now: float,
 ) -> tuple[Condition, ...]:
@@ -138,7 +145,7 @@ def _conditions(
     enough = ready >= least and state not in (JobState.PAUSED, JobState.SUSPENDED, JobState.FAILED)
     training = f"{ready} of {wanted} replicas train, minReplicas is {least}"
     short = state in (JobState.DEGRADED, JobState.PAUSED)
-    stall = _stall(job, observed, entries, now, rests=state in _AT_REST)
+    stall = _stall(job, observed, entries, names_taken, now, rests=state in _AT_REST)
     rows: tuple[tuple[ConditionType, bool, ConditionReason, str], ...] = (
         ("Accepted", not observed.foreign, *_acceptance(observed)),
         ("Available", enough, "EnoughReplicas" if enough else "TooFewReplicas", training),
@@ -177,12 +184,13 @@ def _acceptance(observed: Observed) -> tuple[ConditionReason, str]:
 
 
 def _stall(
-    job: Job, observed: Observed, entries: tuple[ReplicaStatus, ...], now: float, *, rests: bool
+    job: Job, observed: Observed, entries: tuple[ReplicaStatus, ...], names_taken: str, now: float, *, rests: bool
 ) -> tuple[ConditionReason, str]:
     """Return what is said first where several things are to be said: what keeps most others from going on."""
     quota = "exceeded quota" in observed.trouble
     found: tuple[tuple[ConditionReason, str], ...] = (
         (HELD, "" if rests else deadlines.held(observed, now)),
+        (TAKEN, names_taken),
         ("QuotaExceeded" if quota else "CallRefused", observed.trouble),
         (WAITS, "" if rests else deadlines.coordinator_waits(observed, now)),
         ("ReplicasWait", deadlines.stalled(entries, now)),
@@ -217,14 +225,14 @@ def _condition(
 
 
 def milestones(job: Job, status: JobStatus) -> tuple[Event, ...]:
-    """Events that follow from how the job's state moved, its roll, and what keeps its coordinator."""
-    return (*_news_of_the_state(job, status), *_news_of_the_roll(job, status), *_news_of_the_coordinator(job, status))
+    """Events that follow from how the job's state moved, its roll, and what keeps its pods."""
+    return (*_news_of_the_state(job, status), *_news_of_the_roll(job, status), *_news_of_the_pods(job, status))
 
 
-def _news_of_the_coordinator(job: Job, status: JobStatus) -> tuple[Event, ...]:
+def _news_of_the_pods(job: Job, status: JobStatus) -> tuple[Event, ...]:
     before, after = (_condition_of(it, "Stalled") for it in (job.status, status))
     known = None if before is None else before.reason
-    news = [reason for reason in (HELD, WAITS) if after is not None and after.reason == reason != known]
+    news = [reason for reason in (HELD, TAKEN, WAITS) if after is not None and after.reason == reason != known]
     return tuple(Event(warning=True, reason=reason, message=after.message) for reason in news if after is not None)
 
 

@@ -40,6 +40,7 @@ __all__ = [
     "forgiven",
     "found_ill",
     "is_dead",
+    "is_forced",
     "lost",
     "move",
     "news",
@@ -154,14 +155,18 @@ def forced(job: Job, observed: Observed, now: float) -> tuple[Delete, ...]:
     """Return the deletions by force of pods that nobody else takes away; none unless the user allows them."""
     if not job.spec.node_policy.force_delete:
         return ()
+    late = (pod for pod in observed.trainers if is_forced(job, observed, pod, now))
+    return tuple(by_force(pod, "its grace period is over, and its node does not take it away") for pod in late)
+
+
+def is_forced(job: Job, observed: Observed, pod: PodView, now: float) -> bool:
+    """Whether the user allows to remove a pod by force that should have gone by now."""
+    if pod.gone_by is None or not job.spec.node_policy.force_delete:
+        return False
     late = job.spec.deadlines.termination_seconds
-    return tuple(
-        by_force(pod, "its grace period is over, and its node does not take it away")
-        for pod in observed.trainers
-        if pod.gone_by is not None
-        if (late is not None and now >= pod.gone_by + late)
-        or (now >= pod.gone_by + OVERDUE and is_dead(job, observed.nodes.get(pod.node or ""), now))
-    )
+    if late is not None and now >= pod.gone_by + late:
+        return True
+    return now >= pod.gone_by + OVERDUE and is_dead(job, observed.nodes.get(pod.node or ""), now)
 
 
 # --- nodes that are left by choice ----------------------------------------------------------------------------------

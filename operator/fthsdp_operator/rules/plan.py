@@ -31,8 +31,8 @@ from fthsdp_operator.api import (
     advice,
 )
 from fthsdp_operator.manifests import render
-from fthsdp_operator.observed.observe import Observed
-from fthsdp_operator.rules import deadlines, in_place, nodes, policy, replicas, run
+from fthsdp_operator.observed.observe import Observed, PodView
+from fthsdp_operator.rules import deadlines, in_place, nodes, policy, replicas, run, taken
 from fthsdp_operator.rules.actions import Action, Create, Delete, Event, Label, Plan, Step, Tell, delete, tell
 from fthsdp_operator.rules.coordinator_pod import keep_coordinator
 from fthsdp_operator.rules.disruption import keep_budget
@@ -94,11 +94,13 @@ def _running(job: Job, observed: Observed, now: float) -> Plan:
         return _ended(job, observed, everything, now, JobState.COMPLETE, "RunFinished", "all training pods have ended")
     coordinator, keeper = keep_coordinator(job, observed, now, over=over)
     steps: list[Step] = [keeper, *groups, *removed]
-    status = status_of(job, observed, everything, now, over=over, coordinator=coordinator)
+    in_the_way = taken.in_the_way(observed, steps)
+    names_taken = taken.said(in_the_way, now)
+    status = status_of(job, observed, everything, now, over=over, coordinator=coordinator, names_taken=names_taken)
     return Plan(
         status=status,
         actions=(
-            *with_groups(job, observed, _in_order(job, observed, steps, everything, now)),
+            *with_groups(job, observed, _in_order(job, observed, steps, everything, in_the_way, now)),
             *keep_budget(job, observed),  # last: one that is refused stops nothing
         ),
         events=(
@@ -150,7 +152,12 @@ def _poll(job: Job, observed: Observed) -> float:
 
 
 def _in_order(
-    job: Job, observed: Observed, steps: Iterable[Step], entries: tuple[ReplicaStatus, ...], now: float
+    job: Job,
+    observed: Observed,
+    steps: Iterable[Step],
+    entries: tuple[ReplicaStatus, ...],
+    in_the_way: Iterable[PodView],
+    now: float,
 ) -> Iterator[Action]:
     """Order the actions: tell, so that nobody waits; label; delete; create what pods lean on; create pods."""
     actions = [action for step in steps for action in step.actions]
@@ -159,6 +166,7 @@ def _in_order(
     yield from (action for action in actions if isinstance(action, Tell))
     yield from (action for action in actions if isinstance(action, Delete))
     yield from nodes.forced(job, observed, now)
+    yield from taken.forced(job, observed, in_the_way, now)
     for manifest in render.support(job, key=observed.fresh_key):
         if (manifest["kind"], manifest["metadata"]["name"]) not in observed.support:
             yield Create(manifest=manifest)

@@ -148,13 +148,25 @@ def test_of_many_that_wait_the_first_are_named() -> None:
 
 
 @pytest.mark.parametrize("reason", ["ContainerCreating", "PodInitializing"])
-def test_a_pod_that_just_takes_its_time_waits_for_nothing_and_has_all_of_it(reason: str) -> None:
+def test_a_pod_that_just_takes_its_time_has_all_of_it_and_after_five_minutes_it_is_said(reason: str) -> None:
     async def story() -> None:
         world = await starts({"startSeconds": 60})
         for index in range(2):
             holds(world, f"r2-a1-{index}", reason)
+        placed = {"type": "PodScheduled", "status": "True", "lastTransitionTime": format_time(world.now + 7000)}
+        world.pod("r2-a1-0")["status"]["conditions"] = world.pod("r2-a1-1")["status"]["conditions"] = [placed]
+        await after(world, 7000 + STALLED - 1)  # it was queued for long: that does not count
+        assert (entry(world).waiting, world.condition("Stalled").status) == (None, "False")
+        await after(world, 1)
+        since = world.now - STALLED
+        assert (waits(world).reason, waits(world).since) == ("ContainerCreating", since)
+        assert waits(world).message.startswith(f"{NAME}-r2-a1-0: its containers do not start: a Secret or volume")
+        assert world.condition("Stalled").reason == "ReplicasWait"
         await after(world, 100_000)
-        assert (entry(world).waiting, entry(world).attempt) == (None, 1)
+        assert (waits(world).since, entry(world).attempt) == (since, 1)
+        world.kubelets_start_everything()
+        await world.settle()
+        assert waits(world).reason == "NotJoined"
 
     asyncio.run(story())
 

@@ -6,10 +6,12 @@ import asyncio
 import math
 
 import pytest
-from tests.unit.operator.world import NAME, World, manifest
+from tests.unit.operator.world import NAME, NAMESPACE, World, manifest
 
-from fthsdp_operator.api import KIND, JobState, ReplicaState, format_time
-from fthsdp_operator.cluster import Manifest
+from fthsdp_operator.api import JOB_LABEL, JOB_UID_LABEL, KIND, JobState, ReplicaState, format_time
+from fthsdp_operator.cluster import ClusterError, Manifest
+from fthsdp_operator.execute import Memory, reconcile
+from fthsdp_operator.observed.observe import NodeView
 from fthsdp_operator.rules.deadlines import STALLED
 from fthsdp_operator.rules.job_status import PROGRESS
 
@@ -486,8 +488,13 @@ def test_a_coordinator_on_a_lost_node_is_removed_by_force() -> None:
             f"{COORDINATOR}: ImagePullFailed: container c: ErrImagePull: denied",
         ),
         ({}, f"{COORDINATOR}: Unschedulable: no scheduler has said anything about it"),
+        (
+            {"containerStatuses": [{"name": "c", "state": {"waiting": {"reason": "ContainerCreating"}}}]},
+            f"{COORDINATOR}: ContainerCreating: its containers do not start: a Secret or volume that cannot be mounted,"
+            " a large image, an init container; kubectl describe pod says which",
+        ),
     ],
-    ids=["its image", "no scheduler"],
+    ids=["its image", "no scheduler", "its Secret"],
 )
 def test_a_coordinators_pod_that_does_not_start_is_named_after_five_minutes(kept_by: Manifest, words: str) -> None:
     async def story() -> None:
@@ -495,6 +502,8 @@ def test_a_coordinators_pod_that_does_not_start_is_named_after_five_minutes(kept
         await world.settle()
         world.pod(COORDINATOR)["metadata"]["creationTimestamp"] = format_time(world.now)
         world.pod(COORDINATOR)["status"] |= kept_by
+        if kept_by:
+            world.kubelet_places(COORDINATOR)
         world.now += STALLED - 1
         assert await world.look() <= 1.0
         assert world.condition("Stalled").reason == "NobodyWaits"
@@ -508,6 +517,30 @@ def test_a_coordinators_pod_that_does_not_start_is_named_after_five_minutes(kept
         world.pod(COORDINATOR)["status"].pop("containerStatuses", None)
         await world.settle()
         assert world.condition("Stalled").reason == "NobodyWaits"
+
+    asyncio.run(story())
+
+
+def test_a_coordinator_that_crashes_after_days_is_said_to_wait_only_when_it_has_been_away_for_long() -> None:
+    async def story() -> None:
+        world, memory = World(), Memory()
+
+        async def look() -> str:
+            await reconcile(world, NAMESPACE, NAME, world.now, memory=memory)
+            return world.condition("Stalled").reason
+
+        await world.train()
+        world.pod(COORDINATOR)["metadata"]["creationTimestamp"] = format_time(world.now)
+        world.now += 3 * 24 * 3600
+        assert await look() == "NobodyWaits"
+        waiting = {"reason": "CrashLoopBackOff", "message": "back-off 5m0s"}
+        world.pod(COORDINATOR)["status"]["containerStatuses"] = [{"name": "c", "state": {"waiting": waiting}}]
+        world.coordinator = None
+        for seconds, reason in ((1, "NobodyWaits"), (STALLED - 2, "NobodyWaits"), (1, "CoordinatorWaits")):
+            world.now += seconds
+            assert await look() == reason
+        world.everybody_trains()
+        assert await look() == "NobodyWaits"
 
     asyncio.run(story())
 
@@ -604,12 +637,168 @@ def test_a_pod_of_an_earlier_job_of_the_same_name_is_not_ours() -> None:
         world = World()
         world.objects["Pod", f"{NAME}-r0-a0-0"] = earlier.pod("r0-a0-0")
         world.pod("r0-a0-0")["metadata"]["labels"]["fthsdp.dev/job-uid"] = "another"
+        world.pod("r0-a0-0")["metadata"]["ownerReferences"][0]["uid"] = "another"
         for _ in range(3):
             await world.look()
         assert world.job.status.restarts == 0
         world.vanish("r0-a0-0")
         await world.settle()
         assert world.pod("r0-a0-0")["metadata"]["labels"]["fthsdp.dev/job-uid"] == "job-1"
+
+    asyncio.run(story())
+
+
+def recreated(*names: str, finalizers: tuple[str, ...] = (), kind: type[World] = World, **spec: object) -> World:
+    """A job that was deleted and created anew, while these pods of the earlier one stay on a node that is lost."""
+    earlier, job = World(), manifest(**spec)
+    job["metadata"]["uid"] = "job-2"
+    world = kind(job)
+    asyncio.run(earlier.train())
+    for name in names:
+        earlier.user_deletes(name)
+        pod = earlier.pod(name)
+        pod["metadata"] |= {"uid": f"old-{name}", "finalizers": list(finalizers)}
+        pod["spec"]["nodeName"] = "lost"
+        world.objects["Pod", pod["metadata"]["name"]] = pod
+    world.node_views["lost"] = NodeView(name="lost", ready="Unknown", not_ready_since=world.now - 3600)
+    return world
+
+
+def test_an_earlier_jobs_coordinator_that_does_not_go_is_removed_by_force_as_its_own_would_be() -> None:
+    async def story(world: World) -> None:
+        world.now += 31  # its grace period is over, but not for long
+        await world.settle()
+        assert world.pod(COORDINATOR)["metadata"]["uid"] == f"old-{COORDINATOR}"
+        world.now += 1
+        await world.settle()
+        assert world.pod(COORDINATOR)["metadata"]["labels"][JOB_UID_LABEL] == "job-2"
+        assert world.condition("Stalled").reason == "NobodyWaits"
+
+    asyncio.run(story(recreated(COORDINATOR)))
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_an_earlier_jobs_training_pods_are_removed_by_force_where_the_jobs_own_are(allowed: bool) -> None:
+    async def story(world: World) -> None:
+        world.now += 32
+        await world.settle()
+        new = {
+            name for name in ("r0-a0-0", "r1-a0-1") if world.pod(name)["metadata"]["labels"][JOB_UID_LABEL] == "job-2"
+        }
+        assert new == ({"r0-a0-0", "r1-a0-1"} if allowed else set())
+        assert world.condition("Stalled").reason == "NobodyWaits"
+        world.now += 8
+        await world.settle()
+        words = (
+            f"{NAME}-r0-a0-0 is of an earlier job of this name and does not go (and 1 more): node lost does not take it"
+            " away; nodePolicy.forceDelete, or kubectl delete --force, removes it"
+        )
+        stalled = world.condition("Stalled")
+        known = ("NobodyWaits", "") if allowed else ("PodNameTaken", words)
+        assert (stalled.reason, stalled.message) == known
+        said = [event.message for event in world.events if event.reason == "PodNameTaken"]
+        assert said == ([] if allowed else [words])
+
+    asyncio.run(story(recreated("r0-a0-0", "r1-a0-1", nodePolicy={"forceDelete": allowed})))
+
+
+def test_an_earlier_jobs_pod_that_no_job_needs_is_left_to_kubernetes() -> None:
+    async def story(world: World) -> None:
+        world.now += 1000
+        await world.settle()
+        assert world.pod("r2-a0-1")["metadata"]["uid"] == "old-r2-a0-1"
+        assert world.condition("Stalled").reason == "NobodyWaits"
+
+    asyncio.run(story(recreated("r2-a0-1", replicas=2, minReplicas=1, nodePolicy={"forceDelete": True})))
+
+
+def test_what_no_job_owns_is_not_removed_by_force_however_late_it_is() -> None:
+    async def story(world: World) -> None:
+        for name in theirs:
+            del world.pod(name)["metadata"]["ownerReferences"]
+        world.now += 1000
+        await world.settle()
+        assert all(world.pod(name)["metadata"]["uid"] == f"old-{name}" for name in theirs)
+        words = "is not of this job and does not go (and 1 more): node lost does not take it away"
+        assert world.condition("Stalled").message.startswith(f"{COORDINATOR} {words}")
+
+    theirs = (COORDINATOR, "r0-a0-0")
+    asyncio.run(story(recreated(*theirs, nodePolicy={"forceDelete": True})))
+
+
+def test_a_finalizer_that_keeps_an_earlier_jobs_coordinator_is_named() -> None:
+    async def story(world: World) -> None:
+        world.now += 40
+        for _ in range(3):
+            await world.look()
+        words = "is of an earlier job of this name and does not go: its finalizers keep it: example.com/audit"
+        assert world.condition("Stalled").message == f"{COORDINATOR} {words}"
+
+    asyncio.run(story(recreated(COORDINATOR, finalizers=("example.com/audit",), kind=Held)))
+
+
+@pytest.mark.parametrize("change", [{"ownerReferences": []}, {"labels": {JOB_LABEL: NAME}}], ids=["a copy", "no role"])
+def test_a_strangers_pod_under_a_needed_name_is_named_and_never_touched(change: Manifest) -> None:
+    async def story() -> None:
+        world = World()
+        await world.train()
+        taken = {**world.pod("r0-a0-0"), "metadata": {**world.pod("r0-a0-0")["metadata"], **change, "uid": "theirs"}}
+        taken["metadata"]["name"] = f"{NAME}-r0-a1-0"
+        world.objects["Pod", f"{NAME}-r0-a1-0"] = taken
+        world.exits("r0-a0-1", 1)
+        words = f"{NAME}-r0-a1-0 is there already and not of this job: delete it, or give the job another name"
+        if "labels" in change:  # it is no pod of any job, so it is seen when it is in the way
+            with pytest.raises(ClusterError, match=words):
+                await world.settle()
+        else:
+            await world.settle()
+            assert (world.condition("Stalled").reason, world.condition("Stalled").message) == ("PodNameTaken", words)
+        assert world.pod("r0-a1-0")["metadata"]["uid"] == "theirs"
+        world.vanish("r0-a1-0")
+        await world.settle()
+        assert world.pod("r0-a1-0")["metadata"]["labels"][JOB_UID_LABEL] == "job-1"
+        assert world.condition("Stalled").reason == "NobodyWaits"
+
+    asyncio.run(story())
+
+
+def copied(world: World, name: str, *, keeps_owner: bool, **status: object) -> None:
+    """Somebody copies a pod with its labels, to look into it: kubectl debug leaves the owner out, kubectl get not."""
+    copy = {**world.pod(name), "metadata": {**world.pod(name)["metadata"], "name": "copy", "uid": "copy"}}
+    if not keeps_owner:
+        del copy["metadata"]["ownerReferences"]
+    copy["status"] = {"phase": "Running", **status}
+    world.objects = {("Pod", "copy"): copy, **world.objects}
+
+
+@pytest.mark.parametrize("keeps_owner", [False, True])
+def test_a_copy_of_a_training_pod_is_nobodys_failure_and_left_alone(keeps_owner: bool) -> None:
+    async def story() -> None:
+        world = World()
+        await world.train()
+        world.writes.clear()
+        ended = {"name": "train", "state": {"terminated": {"exitCode": 1, "finishedAt": format_time(world.now)}}}
+        copied(world, "r0-a0-0", keeps_owner=keeps_owner, phase="Failed", containerStatuses=[ended])
+        await world.settle()
+        world.vanish("copy")
+        await world.settle()
+        assert (world.job.status.restarts, world.writes) == (0, [])
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("keeps_owner", [False, True])
+def test_a_copy_of_the_coordinator_is_not_the_coordinator(keeps_owner: bool) -> None:
+    async def story() -> None:
+        world = World()
+        await world.train()
+        copied(world, COORDINATOR, keeps_owner=keeps_owner, phase="Succeeded")
+        world.exits("r1-a0-0", 1)
+        await world.settle()
+        world.vanish(COORDINATOR)
+        await world.settle()
+        assert (world.job.status.terminal, world.job.status.restarts) == (False, 1)
+        assert {"copy", COORDINATOR} <= {name for kind, name in world.objects if kind == "Pod"}
 
     asyncio.run(story())
 

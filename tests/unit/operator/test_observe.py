@@ -151,3 +151,37 @@ def test_when_a_pod_was_created() -> None:
     assert seen is not None
     assert unknown is not None
     assert (seen.created, unknown.created) == (1_800_000_000.0, None)
+
+
+def owned_pod(name: str, labels: dict[str, str], owner: dict[str, Any] | None) -> dict[str, Any]:
+    """A pod with the labels of job ``llama``; ``owner``: what is special about its owner, None: it has none."""
+    made = pod(labels={"job": "llama", "job-uid": "job-1", **labels})
+    owners = [] if owner is None else [{"kind": "FTHSDPJob", "uid": "job-1", "controller": True, **owner}]
+    made["metadata"] |= {"name": name, "ownerReferences": owners}
+    return made
+
+
+@pytest.mark.parametrize(
+    ("name", "labels", "owner", "job_uid"),
+    [
+        ("llama-r1-a2-0", {}, {}, "job-1"),
+        ("llama-r1-a0-0", {}, {}, "job-1"),  # restarted in place since
+        ("llama-coordinator", {"role": "coordinator"}, {}, "job-1"),
+        ("llama-r1-a2-0", {}, None, ""),
+        ("llama-r1-a2-0", {}, {"uid": "job-0"}, ""),
+        ("llama-r1-a2-0", {}, {"controller": False}, ""),
+        ("llama-r1-a2-0", {}, {"kind": "Job"}, ""),
+        ("llama-r1-a3-0", {}, {}, ""),
+        ("llama-r1-a02-0", {}, {}, ""),
+        ("llama-r1-a²-0", {}, {}, ""),
+        ("llama-r1-a2-1", {}, {}, ""),
+        ("llama-r1-a2-0-debug", {}, {}, ""),
+        ("debug", {"role": "coordinator"}, {}, ""),
+    ],
+)
+def test_a_pod_is_a_jobs_own_by_its_owner_and_its_name(
+    name: str, labels: dict[str, str], owner: dict[str, Any] | None, job_uid: str
+) -> None:
+    seen = view(owned_pod(name, labels, owner))
+    assert seen is not None
+    assert seen.job_uid == job_uid
