@@ -252,6 +252,7 @@ async def _step(
     memory: Memory,
     trouble: str,
 ) -> float:
+    remembered = memory.job(key, now) is not None
     job, manifest = await _read(cluster, key, memory, now)
     if job is None:
         memory.lose(key)
@@ -269,6 +270,9 @@ async def _step(
     except Conflict:
         memory.doubt(key)
         return 0.0
+    if written is None and remembered and any(map(_takes_a_pod, todo.actions)):
+        memory.doubt(key)  # nothing has shown that the job is still this one, and what is gone does not come back
+        return 0.0
     if written is not None:
         memory.keep(written, now)
         memory.compare(todo.status.dump(), written.get("status") or {})
@@ -279,6 +283,10 @@ async def _step(
     if refused is not None:
         raise refused
     return max(0.0, todo.wake_at - now) if whole else 0.0
+
+
+def _takes_a_pod(action: Action) -> bool:
+    return isinstance(action, Delete) and action.kind == "Pod"
 
 
 def _no_plan(error: Exception) -> str:

@@ -112,6 +112,28 @@ def test_a_template_of_which_no_plan_can_be_made_is_said_in_the_job_and_what_run
     asyncio.run(story())
 
 
+def test_no_pod_is_deleted_for_what_a_job_said_before_another_operator_took_over() -> None:
+    async def story() -> None:
+        world, memory = World(), Memory()
+        await world.train()
+        world.user_changes(suspend=True)
+        for _ in range(3):
+            await reconcile(world, NAMESPACE, NAME, world.now, memory=memory)
+        world.the_deleted_vanish()
+        await reconcile(world, NAMESPACE, NAME, world.now, memory=memory)
+        world.user_changes(suspend=False)  # and our watch does not tell
+        await world.train()  # another operator looks after it
+        before = world.pods
+        for _ in range(3):
+            world.now += 1
+            await reconcile(world, NAMESPACE, NAME, world.now, memory=memory)
+        assert len(before) == 6
+        assert world.pods == before
+        assert not [name for name in before if "deletionTimestamp" in world.pod(name)["metadata"]]
+
+    asyncio.run(story())
+
+
 # --- what is known may be late ----------------------------------------------------------------------------------------
 
 
