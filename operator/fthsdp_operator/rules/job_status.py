@@ -76,7 +76,7 @@ def status_of(
         **_progress(job, observed, now, moved=(state, f"{ready}/{wanted}") != (before.state, before.ready)),
         last_failure=newest_failure(entries),
         conditions=_conditions(job, observed, entries, state, ready, names_taken, verdict, now),
-        replica_statuses=entries,
+        replica_statuses=policy.fitting(entries),
         coordinator=coordinator or before.coordinator,
         disruption_budget=disruption.recorded(job, observed),
         avoided_nodes=before.avoided_nodes,

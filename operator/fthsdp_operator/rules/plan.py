@@ -246,9 +246,11 @@ def _ended(
 def _after_the_end(job: Job, observed: Observed, now: float) -> Plan:
     """Leave ended pods for their logs, stop the others, and delete the job when its time is up."""
     ended, ttl = job.status.completion_time or now, job.spec.ttl_seconds_after_finished
-    entries = tuple(
-        entry.model_copy(update={"last_failure": policy.with_exit_code(entry.last_failure, observed)})
-        for entry in job.status.replica_statuses
+    entries = policy.fitting(
+        tuple(
+            entry.model_copy(update={"last_failure": policy.with_exit_code(entry.last_failure, observed)})
+            for entry in job.status.replica_statuses
+        )
     )
     status = job.status.model_copy(update={"replica_statuses": entries, "last_failure": newest_failure(entries)})
     if ttl is not None and now >= ended + ttl:

@@ -7,6 +7,8 @@ So an operator that starts anew, or another one that takes over, judges as this 
 from __future__ import annotations
 
 import hashlib
+import itertools
+import json
 import math
 import signal
 from collections.abc import Sequence
@@ -24,6 +26,7 @@ from fthsdp_operator.api import (
     ReplicaState,
     ReplicaStatus,
     RuleAction,
+    Waiting,
     pod_name,
 )
 from fthsdp_operator.observed.known import AttemptPods
@@ -38,6 +41,7 @@ __all__ = [
     "comes_back_at_once",
     "failure_line",
     "failure_of",
+    "fitting",
     "in_a_row",
     "judge",
     "last_line",
@@ -60,7 +64,8 @@ JITTER = 0.25
 MESSAGE_LIMIT = 1024
 """Bytes of a failure's message that are kept, from its end: there a traceback has the error."""
 MESSAGES_TOGETHER = 128 * 1024
-"""Bytes that those of all replicas have: an object of more than 1.5 MiB cannot be stored, and so nothing be done."""
+"""Bytes that the failures' messages of all replicas have, and as many those of what they wait for: an object of more
+than 1.5 MiB cannot be stored, and so nothing be done."""
 
 _EXIT_CODES = {
     EXIT_CONFIG: "a setting or an argument is wrong, see the logs",
@@ -78,6 +83,7 @@ _DISRUPTIONS = {
     "DeletionByPodGC": "NodeLost",
 }
 _UNKNOWN_TIME = float("-inf")
+_JSON = json.JSONEncoder(ensure_ascii=False)
 _LONGEST_LIST = 8
 
 
@@ -100,16 +106,10 @@ def failure_of(job: Job, observed: Observed, entry: ReplicaStatus, now: float, *
     if failure is None:
         return None
     homeless = any(pod.phase == "Pending" and pod.node is None for pod in pods)
-    failure = failure.model_copy(update={"during": entry.state, "message": _cut(job, failure.message)})
+    failure = failure.model_copy(update={"during": entry.state})
     return failure_rules.apply(
         job.spec.failure_policy.rules, failure, observed.last_seen(failure.pod), homeless=homeless
     )
-
-
-def _cut(job: Job, message: str) -> str:
-    """Return the end of a message, which says most, so that those of all replicas find room in the status."""
-    room = min(MESSAGE_LIMIT, MESSAGES_TOGETHER // job.spec.groups)
-    return message.encode(errors="replace")[-room:].decode(errors="ignore")
 
 
 def _verdict(job: Job, observed: Observed, entry: ReplicaStatus, now: float) -> Failure | None:
@@ -219,6 +219,38 @@ def with_exit_code(failure: Failure | None, observed: Observed) -> Failure | Non
             "message": failure.message or _describe(pod, failure.reason, failure.time).message,
         }
     )
+
+
+# --- what of it finds room ------------------------------------------------------------------------------------------
+
+
+def fitting(entries: tuple[ReplicaStatus, ...]) -> tuple[ReplicaStatus, ...]:
+    """Return the entries with as much of their messages as there is room for in the status, wherever they come from."""
+    room = MESSAGES_TOGETHER // max(1, len(entries))
+    return tuple(_fitting(entry, room) for entry in entries)
+
+
+def _fitting(entry: ReplicaStatus, room: int) -> ReplicaStatus:
+    failure, waits, update = entry.last_failure, entry.waiting, dict[str, Failure | Waiting]()
+    if failure is not None and (end := _start(failure.message[::-1], room)[::-1]) != failure.message:
+        update["last_failure"] = failure.model_copy(update={"message": end})
+    if waits is not None and (start := _start(waits.message, room)) != waits.message:
+        update["waiting"] = waits.model_copy(update={"message": start})
+    return entry.model_copy(update=update) if update else entry
+
+
+def _start(text: str, room: int) -> str:
+    """Return what finds room of a text's beginning, in whole characters."""
+    text = text.encode(errors="replace")[:MESSAGE_LIMIT].decode(errors="ignore")
+    if _stored(text) <= room:
+        return text
+    sizes = itertools.accumulate(map(_stored, text))
+    return text[: sum(1 for _ in itertools.takewhile(lambda size: size <= room, sizes))]
+
+
+def _stored(text: str) -> int:
+    """Return the bytes that a text takes in etcd: the API server writes JSON in UTF-8, and <, > and & as six bytes."""
+    return len(_JSON.encode(text).encode()) - 2 + 5 * sum(map(text.count, "<>&"))
 
 
 # --- what it costs --------------------------------------------------------------------------------------------------

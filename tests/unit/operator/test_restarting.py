@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 
 import pytest
 from tests.unit.operator.world import NAME, World, manifest
 
 from fthsdp.coordinator.messages import Cause, Verdict
-from fthsdp_operator.api import Failure, JobState, ReplicaState
+from fthsdp_operator.api import (
+    KIND,
+    Failure,
+    JobState,
+    ReplicaState,
+    ReplicaStatus,
+    RuleAction,
+    Waiting,
+    format_time,
+    parse_job,
+)
+from fthsdp_operator.observed.observe import observe
+from fthsdp_operator.rules.job_status import status_of
 from fthsdp_operator.rules.policy import JITTER
 
 Fault = Callable[[World], None]
@@ -329,6 +342,74 @@ def test_of_many_replicas_each_keeps_less_of_what_its_pods_said_last(replicas: i
         assert room - 1 <= len(entry.last_failure.message.encode()) <= room
 
     asyncio.run(story())
+
+
+def test_what_a_pod_says_after_its_failure_was_noted_has_to_find_room_as_well() -> None:
+    async def story() -> None:
+        world = World(manifest(replicas=512, podsPerReplica=1))
+        await world.look()
+        world.user_deletes("r1-a0-0")
+        await world.look()
+        world.exits("r1-a0-0", 1)
+        world.pod("r1-a0-0")["status"]["containerStatuses"][0]["state"]["terminated"]["message"] = (
+            "x" * 2000 + "the end"
+        )
+        await world.look()
+        entry = world.job.status.replica(1)
+        assert entry is not None
+        assert entry.last_failure is not None
+        assert entry.last_failure.message.endswith("the end")
+        assert len(entry.last_failure.message) == 256
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("state", [JobState.RUNNING, JobState.SUSPENDED, JobState.FAILED])
+def test_messages_that_were_written_before_they_had_to_find_room_are_cut_and_written_once(state: JobState) -> None:
+    async def story() -> None:
+        world = World(manifest(deadlines={"activeSeconds": 1000}))
+        await world.train()
+        world.user_changes(suspend=state is JobState.SUSPENDED)
+        world.now += 1001 if state is JobState.FAILED else 0
+        await world.settle()
+        assert world.job.status.state is state
+        for entry in world.objects[KIND, NAME]["status"]["replicaStatuses"]:
+            entry["lastFailure"] = {
+                "pod": "p", "reason": "Error", "exitCode": 1, "message": "é" * 4096, "time": format_time(world.now)
+            }  # fmt: skip
+        world.writes.clear()
+        await world.look()
+        sizes = [len(it.last_failure.message.encode()) for it in world.job.status.replica_statuses if it.last_failure]
+        assert sizes == [1024] * 3
+        await world.look()
+        await world.look()
+        assert world.writes.count("status") == 1
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("character", ["x", "é", "\N{GRINNING FACE}", '"', "\x1b", "<", "\ud800"])
+def test_the_largest_job_fits_into_one_object_whatever_its_pods_say(character: str) -> None:
+    """etcd takes 1.5 MiB, and the API server adds who wrote which field. It writes < as six bytes."""
+    now = 1_800_000_000.5
+    words = character * 1024
+    entries = tuple(
+        ReplicaStatus(
+            index=index, state=ReplicaState.BACKOFF, attempt=9, revision="0123456789", restarts=9, restarts_in_a_row=9,
+            recent_restarts=(now,), ready_since=now, trains_since_step=100_000, away_since=now, next_restart_time=now,
+            waiting=Waiting(reason="Unschedulable", message=words[:256], pod=f"llama-r{index}-a9-0", since=now),
+            last_failure=Failure(
+                pod=f"llama-r{index}-a9-0", node=f"gpu-node-{index:04}.example.internal", container="train",
+                exit_code=1, reason="Error", message=words, time=now, during=ReplicaState.ACTIVE,
+                action=RuleAction.RESTART_REPLICA, revision="0123456789",
+            ),
+        )
+        for index in range(1024)
+    )  # fmt: skip
+    job = parse_job(manifest(replicas=1024, podsPerReplica=1))
+    status = status_of(job, observe(job, [], fresh_key="", coordinator_image=""), entries, now).dump()
+    stored = json.dumps(status, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+    assert len(stored.encode()) < 1024 * 1024
 
 
 def test_a_coordinator_that_is_restarted_leaves_a_replica_as_stable_as_it_was() -> None:
