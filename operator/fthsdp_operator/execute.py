@@ -270,12 +270,12 @@ async def _step(
     except Conflict:
         memory.doubt(key)
         return 0.0
-    if written is None and remembered and any(map(_takes_a_pod, todo.actions)):
-        memory.doubt(key)  # nothing has shown that the job is still this one, and what is gone does not come back
-        return 0.0
     if written is not None:
         memory.keep(written, now)
         memory.compare(todo.status.dump(), written.get("status") or {})
+    elif remembered and any(map(_takes_a_pod, todo.actions)):
+        memory.doubt(key)  # nothing has shown that the job is still this one, and what is gone does not come back
+        return 0.0
     if witness is not None:
         witness.looked(job, observed, todo, now)
     course = _Course(cluster, job, observed, todo, changed=lambda: memory.job(key, now) is None)

@@ -14,11 +14,13 @@ from fthsdp_operator.rules import failure_rules
 
 __all__ = [
     "HELD",
+    "LONGEST",
     "STALLED",
     "coordinator_waits",
     "expires_at",
     "held",
     "is_late",
+    "kept_by_finalizers",
     "overdue",
     "stalled",
     "waiting",
@@ -43,7 +45,7 @@ _JOINED = (ReplicaState.CATCHING_UP, ReplicaState.ACTIVE, ReplicaState.SPARE)
 _CRASHES, _CREATING = "CrashLoopBackOff", "ContainerCreating"
 _UNSCHEDULABLE, _IMAGE_PULL_FAILED = "Unschedulable", "ImagePullFailed"
 _GATED, _NOT_JOINED, _RUN_IS_OVER = "SchedulingGated", "NotJoined", "RunIsOver"
-_LONGEST = 256
+LONGEST = 256
 """Characters of a message that are kept."""
 _LONGEST_LIST = 4
 """Replicas that a sentence speaks of."""
@@ -65,7 +67,7 @@ def waiting(job: Job, observed: Observed, entry: ReplicaStatus, now: float, *, o
     pod, reason, message = found
     before, began = entry.waiting, now - STALLED if reason == _CREATING else now  # that is only seen after so long
     since = before.since if before is not None and before.reason == reason else began
-    return Waiting(reason=reason, message=message[:_LONGEST], pod=pod.name, since=since)
+    return Waiting(reason=reason, message=message[:LONGEST], pod=pod.name, since=since)
 
 
 def _has_joined(observed: Observed, entry: ReplicaStatus) -> bool:
@@ -214,7 +216,7 @@ def coordinator_waits(observed: Observed, now: float) -> str:
         return ""
     hold = pod.hold or (_FORGOTTEN if pod.phase == "Pending" and pod.node is None else None)
     hold = hold or (_SLOW if _is_slow(pod, now) else None)
-    return "" if hold is None else f"{pod.name}: {_name(hold.reason)}: {hold.message}"[:_LONGEST]
+    return "" if hold is None else f"{pod.name}: {_name(hold.reason)}: {hold.message}"[:LONGEST]
 
 
 def held(observed: Observed, now: float) -> str:
@@ -225,6 +227,10 @@ def held(observed: Observed, now: float) -> str:
     pod = observed.coordinator_pod
     if pod is None or pod.gone_by is None or now < pod.gone_by + HELD:
         return ""
-    names = ", ".join(pod.finalizers)
-    why = f"its finalizers keep it: {names}" if names else "removing it by force has not helped"
-    return f"{pod.name} does not go, so no other coordinator can be started: {why}"[:_LONGEST]
+    why = kept_by_finalizers(pod) or "removing it by force has not helped"
+    return f"{pod.name} does not go, so no other coordinator can be started: {why}"[:LONGEST]
+
+
+def kept_by_finalizers(pod: PodView) -> str:
+    """Say which finalizers keep a pod; empty for none."""
+    return f"its finalizers keep it: {', '.join(pod.finalizers)}" if pod.finalizers else ""

@@ -11,12 +11,9 @@ from fthsdp_operator.api import Job, Role
 from fthsdp_operator.observed.observe import Observed, PodView
 from fthsdp_operator.rules import nodes
 from fthsdp_operator.rules.actions import Create, Delete, Step, by_force
-from fthsdp_operator.rules.deadlines import HELD
+from fthsdp_operator.rules.deadlines import HELD, LONGEST, kept_by_finalizers
 
 __all__ = ["forced", "in_the_way", "said"]
-
-_LONGEST = 256
-"""Characters of a message that are kept."""
 
 
 def in_the_way(observed: Observed, steps: Iterable[Step]) -> tuple[PodView, ...]:
@@ -46,7 +43,7 @@ def said(pods: Sequence[PodView], now: float) -> str:
     if pod.gone_by is None:
         return f"{pod.name} is there already and not of this job{more}: delete it, or give the job another name"
     whose = "of an earlier job of this name" if pod.job_uid else "not of this job"
-    return f"{pod.name} is {whose} and does not go{more}: {_why(pod)}"[:_LONGEST]
+    return f"{pod.name} is {whose} and does not go{more}: {_why(pod)}"[:LONGEST]
 
 
 def _stays(pod: PodView, now: float) -> bool:
@@ -55,8 +52,8 @@ def _stays(pod: PodView, now: float) -> bool:
 
 
 def _why(pod: PodView) -> str:
-    if pod.finalizers:
-        return f"its finalizers keep it: {', '.join(pod.finalizers)}"
+    if kept := kept_by_finalizers(pod):
+        return kept
     if pod.job_uid and pod.role is Role.COORDINATOR:
         return f"node {pod.node} does not take it away, and it is removed by force"
     helps = "nodePolicy.forceDelete, or kubectl delete --force" if pod.job_uid else "kubectl delete --force"

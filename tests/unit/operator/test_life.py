@@ -614,8 +614,6 @@ def test_a_coordinator_that_gets_new_numbers_again_and_again_is_back_at_once_eac
             await world.settle()
             assert ("Pod", COORDINATOR) in world.objects
             await world.train()
-        world.user_changes(suspend=True)
-        await world.settle()
         for _ in range(3):  # a suspend and a resume are nobody's failure either
             world.user_changes(suspend=True)
             await world.settle()

@@ -330,10 +330,7 @@ def test_of_many_replicas_each_keeps_less_of_what_its_pods_said_last(replicas: i
     async def story() -> None:
         world = World(manifest(replicas=replicas, podsPerReplica=1))
         await world.look()
-        world.exits("r1-a0-0", 1)
-        world.pod("r1-a0-0")["status"]["containerStatuses"][0]["state"]["terminated"]["message"] = (
-            "é" * 2000 + "the end"
-        )
+        world.exits("r1-a0-0", 1, words="é" * 2000 + "the end")
         await world.look()
         entry = world.job.status.replica(1)
         assert entry is not None
@@ -350,10 +347,7 @@ def test_what_a_pod_says_after_its_failure_was_noted_has_to_find_room_as_well() 
         await world.look()
         world.user_deletes("r1-a0-0")
         await world.look()
-        world.exits("r1-a0-0", 1)
-        world.pod("r1-a0-0")["status"]["containerStatuses"][0]["state"]["terminated"]["message"] = (
-            "x" * 2000 + "the end"
-        )
+        world.exits("r1-a0-0", 1, words="x" * 2000 + "the end")
         await world.look()
         entry = world.job.status.replica(1)
         assert entry is not None
@@ -619,8 +613,7 @@ def test_bad_input_at_the_start_fails_the_job_at_once() -> None:
         world = World()
         await world.settle()
         world.kubelets_start_everything()
-        world.exits("r1-a0-0", 2)
-        world.pod("r1-a0-0")["status"]["containerStatuses"][0]["state"]["terminated"]["message"] = "no data at /data\n"
+        world.exits("r1-a0-0", 2, words="no data at /data\n")
         await world.settle()
         failed = world.condition("Failed")
         assert (failed.reason, failed.message) == ("ConfigError", "llama-r1-a0-0 Error exit 2: no data at /data")

@@ -212,9 +212,10 @@ class World:
         for name in [key[1] for key, it in self.objects.items() if "deletionTimestamp" in it["metadata"]]:
             self.vanish(name)
 
-    def exits(self, name: str, code: int, *, reason: str = "") -> None:
-        """The container of a pod ends."""
+    def exits(self, name: str, code: int, *, reason: str = "", words: str = "") -> None:
+        """The container of a pod ends, with these last words."""
         ended = {"exitCode": code, "reason": reason or ("Completed" if code == 0 else "Error")}
+        ended |= {"message": words} if words else {}
         state = {"terminated": ended | {"finishedAt": format_time(self.now)}}
         container = {"name": "train", "state": state}
         phase = "Succeeded" if code == 0 else "Failed"
